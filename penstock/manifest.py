@@ -22,6 +22,7 @@ from penstock.capacity import CapacityCurve, TokenCurve
 from penstock.errors import ArtefactError
 from penstock.hardware import CpuIdentity
 from penstock.recipe import EngineName, Plan, Recipe
+from penstock.resources.core import Objective
 from penstock.resources.endpoint_parts.vector_space import IndexCertificate
 from penstock.tasks import Head, TaskName
 from penstock.vector_space import VectorSpace
@@ -446,3 +447,19 @@ class Manifest(Frozen):
             if pure.is_absolute() or ".." in pure.parts:
                 raise ArtefactError(f"{path} names {name}, which is outside the artefact", remedy="Make it again")
         return manifest
+
+
+def objective_text(objective: Objective) -> str:
+    """An objective in one line, for `Manifest.objective`."""
+    parts = []
+    if objective.latency is not None:
+        parts.append(f"p95 within {objective.latency.p95_milliseconds:g} ms")
+    if objective.first_token_milliseconds is not None:
+        parts.append(f"first token within {objective.first_token_milliseconds:g} ms")
+    if objective.next_token_milliseconds is not None:
+        parts.append(f"{objective.next_token_milliseconds:g} ms per token")
+    if objective.throughput is not None:
+        parts.append(f"{objective.throughput.requests_per_second:g} requests/s")
+    if objective.tokens_per_second is not None:
+        parts.append(f"{objective.tokens_per_second:g} tokens/s")
+    return " and ".join(parts) or "best of latency and throughput"

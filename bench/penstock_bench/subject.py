@@ -29,6 +29,7 @@ from penstock.errors import SpecError
 from penstock.hardware import CpuIdentity
 from penstock.resources.core import ModelSource
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.files.reading import from_file
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName
@@ -226,7 +227,7 @@ def read_subject(options: BenchOptions, *, models: Path, on_transfer: OnTransfer
             f"{options.target} is neither a file nor a URL, which begins with http://",
             remedy=f"Give http://{options.target} for the server that answers there",
         )
-    endpoint = ModelEndpoint.from_file(Path(options.target))
+    endpoint = from_file(ModelEndpoint, Path(options.target))
     folder = fetch_model(
         endpoint.spec.source, cache=models, token=hugging_face_token(os.environ), on_progress=on_transfer
     )

@@ -14,9 +14,9 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock.capacity import per_million
 from penstock.errors import IndexSampleUnusable
 from penstock.manifest import Manifest
+from penstock.prices.pod_costs import per_million
 from penstock.resources.endpoint_parts.vector_space import IndexCertificate, IndexCriteria, IndexVerdict, Recalls
 from penstock_cli.space import space_at
 from penstock_cli.terminal import PLAIN_SECONDS, FiniteRange, console, fact, facts

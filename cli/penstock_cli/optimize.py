@@ -30,6 +30,7 @@ from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.manifest import CandidateFacts, Manifest, Outcome
 from penstock.process import sigterm_interrupts
 from penstock.resources.endpoint import LONGEST_BUDGET_SECONDS, ModelEndpoint
+from penstock.resources.files.reading import from_file
 from penstock.settings import hugging_face_token
 from penstock_cli.entry import require_optimizer
 from penstock_cli.main import INTERRUPTED
@@ -289,7 +290,7 @@ def command(
     from penstock_optimizer.neuron.session import NeuronToolchain
     from penstock_optimizer.optimise import optimise
 
-    endpoint = ModelEndpoint.from_file(file)
+    endpoint = from_file(ModelEndpoint, file)
     models = models.expanduser()
     token = hugging_face_token(os.environ)
     target = target_of(neuron_target, endpoint)

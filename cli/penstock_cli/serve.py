@@ -29,6 +29,7 @@ from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.process import python_module
 from penstock.resources.endpoint import ModelEndpoint, OptimizationMode
+from penstock.resources.files.reading import from_file
 from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName
 from penstock_cli.entry import require_optimizer
@@ -127,7 +128,7 @@ class ServeSession:
             name, task = self._options.target.resolve().name, manifest.task
             cores = None if on_device else self._options.cores or manifest.cores
         else:
-            self._endpoint = ModelEndpoint.from_file(self._options.target)
+            self._endpoint = from_file(ModelEndpoint, self._options.target)
             spec = self._endpoint.spec
             name, task, cores = self._endpoint.metadata.name, spec.task, self._options.cores or spec.cores
             if target_of(None, self._endpoint) is not None:
@@ -362,7 +363,7 @@ def _variables_of(target: Path) -> dict[str, str]:
     before."""
     if not target.is_file():
         return {}
-    spec = ModelEndpoint.from_file(target).spec
+    spec = from_file(ModelEndpoint, target).spec
     caches, live = spec.serving.caches, spec.guard.live
     found = caches.environment if caches is not None else {}
     return found if live is None else {**found, "PENSTOCK_LIVE_GUARD_SHARE": repr(live.cpu_share)}

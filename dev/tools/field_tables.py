@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from penstock.resources.conditions import ConditionType
 from penstock.resources.endpoint import ModelEndpointSpec
 from penstock.resources.hardware_class import HardwareClassSpec, NodeTerm
 from penstock.resources.optimized_model import OptimizedModelSpec, OptimizedModelStatus
@@ -27,7 +28,7 @@ from penstock.resources.shipped_classes import (
     NEURON_PRESENT,
     NFD,
 )
-from penstock.resources.status import ConditionType, EndpointStatus
+from penstock.resources.status import EndpointStatus
 
 _AZURE_SIZE = re.compile(r"^(Standard_[A-Z])\d+(.*)$")
 _WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}

@@ -17,8 +17,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from penstock.resources.base import API_VERSION, GROUP, LABEL_RULE, VALIDATIONS, VERSION, Resource
+from penstock.resources.base import API_VERSION, GROUP, VERSION, Resource
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
+from penstock.resources.fields.cel import VALIDATIONS
+from penstock.resources.fields.rules import LABEL_RULE
 from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
 from penstock.resources.optimized_model import OptimizedModel, OptimizedModelSpec, OptimizedModelStatus
 from penstock.resources.shipped_classes import HARDWARE_CLASSES

@@ -8,8 +8,7 @@ from typing import Self
 from pydantic import model_validator
 
 from penstock.settings import SettingsGroup, setting
-from penstock_operator.facts.installation import AllowList
-from penstock_operator.facts.tenants import AllowedSources, HostRule, NamespaceQuota, read_rules
+from penstock_operator.facts.tenants import AllowedSources, AllowList, HostRule, NamespaceQuota, read_rules
 
 
 class PolicySettings(SettingsGroup):

@@ -157,7 +157,7 @@ async def _lead(
             # ends the process.
             tasks.add(asyncio.create_task(controller.work(settings.work.workers), name="the workers"))
             for name, work in (
-                ("the resync", controller.resync),
+                ("the resync", controller.resync.run),
                 ("the reads of /info", pod_info.run),
                 ("the reads of the progress of jobs", progress.run),
                 ("the reads of text ConfigMaps", texts.run),
@@ -266,7 +266,7 @@ async def run_kopf(
         registry=handlers.registry(
             (cache.classes, cache.models, cache.endpoints),
             start=controller.begin,
-            relisted=controller.relisted,
+            relisted=controller.resync.relisted,
             login=lambda: handlers.connection_info(configuration),
         ),
         settings=handlers.settings(api_timeout_seconds=settings.cluster.api_timeout_seconds),

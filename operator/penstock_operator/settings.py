@@ -18,7 +18,7 @@ from pydantic import model_validator
 
 import penstock
 from penstock.errors import SettingError, closest
-from penstock.resources.text_fields import is_quantity, parse_quantity
+from penstock.resources.fields.text_fields import is_quantity, parse_quantity
 from penstock.settings import Setting, SettingsGroup, described, load, setting
 from penstock_operator.endpoint.prometheus_urls import HOST_PATTERN
 from penstock_operator.facts.installation import PlanSettings, StoreVolume

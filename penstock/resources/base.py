@@ -1,163 +1,30 @@
-"""Base classes of the resources of `penstock.dev/v1alpha1`: field names, rules, strictness, reading and writing.
+"""Base classes of the resources of `penstock.dev/v1alpha1`: field names, strictness, reading and writing of values.
 
 Field names are camelCase in files and snake_case in Python. Unknown fields are errors, so that a typo does not leave a
 default in place.
-
-A rule that a JSON schema cannot express has the check twice, in Python for files and in CEL for the API server, and its
-message once, so that `penstock serve FILE` and `kubectl apply` report a mistake with the same sentence.
-`dev/tools/make_crds.py` finds the CEL in the JSON schema, under `x-kubernetes-validations`; a test sends the same good
-and bad objects to both.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationError,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema
 
 from penstock.errors import SpecError
-from penstock.resources.problems import BrokenRules, intended_word, spec_error
-from penstock.resources.yaml_documents import plain, read_documents
-
-VALIDATIONS = "x-kubernetes-validations"
-"""The key of a schema under which the API server looks for CEL rules."""
-_SHOWN = re.compile(r"\{(\w+)\}")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A condition on the fields of one object, for `Spec.RULES`.
-
-    `words` is the message: what is wrong, and what to write instead. `{fieldName}` in it is the value of a field of the
-    object, which must be set whenever the rule is broken.
-    """
-
-    cel: str
-    holds: Callable[[Any], bool]
-    words: str
-    field_path: str = ""
-    """The field that the API server names, such as `.artefact`; empty: the object."""
-
-    def message_for(self, value: BaseModel) -> str:
-        """The message with the values of this object."""
-        names = {info.alias or name: name for name, info in type(value).model_fields.items()}
-        return _SHOWN.sub(lambda found: _plain(getattr(value, names[found[1]])), self.words)
-
-    def validation(self) -> dict[str, Any]:
-        """The rule as an entry of `x-kubernetes-validations`."""
-        entry: dict[str, Any] = {"rule": self.cel, "message": _SHOWN.sub(r"\1", self.words)}
-        if _SHOWN.search(self.words):
-            entry["messageExpression"] = _expression(self.words, lambda name: f"self.{name}")
-        if self.field_path:
-            entry["fieldPath"] = self.field_path
-        return entry
-
-
-@dataclass(frozen=True)
-class TextRule:
-    """The required form of a text, as metadata of an annotated `str`.
-
-    `pattern` matches the whole text. It must have the same meaning in Python's `re` and in RE2 of the API server: ASCII
-    classes written out, no look-around.
-    """
-
-    pattern: str
-    problem: str
-    """Such as `{self} is not a DNS label`."""
-    remedy: str
-    also: str = ""
-    """A further condition in CEL on `self`; `holds` is the same in Python."""
-    holds: Callable[[str], bool] = field(default=lambda _: True)
-    mend: Callable[[str], str] = field(default=lambda _: "")
-    """A better remedy for a given text, which CEL cannot compute; empty: `remedy`."""
-
-    def check(self, text: str) -> str:
-        """The text itself; an error with problem and remedy (of type `spec`) when it has another form."""
-        if re.fullmatch(self.pattern, text) and self.holds(text):
-            return text
-        problem = self.problem.replace("{self}", repr(text[:80]))
-        raise PydanticCustomError("spec", "{problem}", {"problem": problem, "remedy": self.mend(text) or self.remedy})
-
-    def validation(self) -> dict[str, Any]:
-        """The rule as an entry of `x-kubernetes-validations`."""
-        rule = f"self.matches({_quoted(f'^(?:{self.pattern})$')})"
-        words = f"{self.problem}. {self.remedy}"
-        return {
-            "rule": f"{rule} && {self.also}" if self.also else rule,
-            "message": words.replace("{self}", "this"),
-            "messageExpression": _expression(words.replace("{self}", "'{self}'"), lambda _: "self"),
-        }
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Adds the check after the checks of the type."""
-        return core_schema.no_info_after_validator_function(self.check, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Adds the CEL."""
-        found = handler(schema)
-        found[VALIDATIONS] = [*found.get(VALIDATIONS, ()), self.validation()]
-        return found
-
-
-def _plain(value: object) -> str:
-    """As CEL's `string()` writes it."""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)
-
-
-def _expression(words: str, value: Callable[[str], str]) -> str:
-    """A CEL expression for the message. It uses `format`, because the API server assumes an unbounded cost for the
-    concatenation of a number."""
-    values = ", ".join(value(found[1]) for found in _SHOWN.finditer(words))
-    return f"{_quoted(_SHOWN.sub('%s', words.replace('%', '%%')))}.format([{values}])"
-
-
-def _quoted(text: str) -> str:
-    """A CEL string literal."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
-DNS_LABEL = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
-"""As in RFC 1035: the name of a Service must begin with a letter."""
-_LABEL_RULE = "Use at most 63 lower-case letters, digits and '-', a letter first and no '-' last"
-
-
-def mend_label(text: str) -> str:
-    """What to write instead of a text that is no DNS label."""
-    better = re.sub(r"[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")[:63].rstrip("-")
-    return f"{_LABEL_RULE}, such as {better}" if better else _LABEL_RULE
-
-
-LABEL_RULE = TextRule(DNS_LABEL, "{self} is not a DNS label", _LABEL_RULE, mend=mend_label)
-ObjectName = Annotated[
-    str,
-    Field(min_length=1, max_length=253),
-    TextRule(
-        _SUBDOMAIN,
-        "{self} is not the name of a Kubernetes object",
-        "Use lower-case letters, digits, '-' and '.', with a letter or digit at both ends",
-    ),
-]
-"""The name of a Secret, ConfigMap, ServiceAccount: a DNS subdomain."""
-
+from penstock.resources.fields.cel import VALIDATIONS
+from penstock.resources.fields.rules import LABEL_RULE, ObjectName, Rule
+from penstock.resources.files.problems import BrokenRules, spec_error
+from penstock.resources.files.yaml_documents import plain
 
 GROUP = "penstock.dev"
 VERSION = "v1alpha1"
@@ -235,30 +102,9 @@ class Resource(BaseModel):
     KIND: ClassVar[str]
 
     @classmethod
-    def from_yaml(cls, text: str, *, origin: str = "the file") -> Self:
-        """Read the one resource of this kind of a YAML text, which may hold other resources too.
-
-        SpecError lists every problem: the field, the value and what to write instead.
-        """
-        documents = read_documents(text, origin)
-        kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
-        found = [document for document, kind in zip(documents, kinds, strict=True) if kind == cls.KIND]
-        if len(found) == 1:
-            return cls.from_object(found[0], origin=origin)
-        if found:
-            raise SpecError(f"{origin} holds {len(found)} {cls.KIND}s", remedy="Keep one in each file")
-        meant = next((kind for kind in kinds if isinstance(kind, str) and intended_word(kind, [cls.KIND])), None)
-        if meant is not None:
-            raise SpecError(f"{origin}: kind is {meant!r}", field="kind", remedy=f"Write kind: {cls.KIND}")
-        named = ", ".join(kind if isinstance(kind, str) else "something without a kind" for kind in kinds)
-        raise SpecError(
-            f"{origin} holds {named or 'nothing'}, and no {cls.KIND}",
-            remedy=f"Start it with `apiVersion: {API_VERSION}` and `kind: {cls.KIND}`",
-        )
-
-    @classmethod
     def from_object(cls, value: dict[str, Any], *, origin: str = "", stored: bool = False) -> Self:
-        """Read one resource from parsed YAML or JSON; SpecError as `from_yaml`.
+        """Read one resource from parsed YAML or JSON; SpecError lists every problem: the field, the value and what to
+        write instead.
 
         As strict as the API server, so that what runs here is accepted there: no text for numbers, no snake_case.
         `stored`: it comes from the API server, which has removed unknown fields: a field that is unknown
@@ -275,14 +121,3 @@ class Resource(BaseModel):
             )
         except ValidationError as error:
             raise spec_error(error, cls, origin) from error
-
-    @classmethod
-    def from_file(cls, path: Path) -> Self:
-        """Read one resource from a YAML file."""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise SpecError(f"{path}: {error.strerror}", remedy=f"Give the path of a {cls.KIND} YAML file") from error
-        except UnicodeDecodeError as error:
-            raise SpecError(f"{path} is not UTF-8 text", remedy=f"Give the path of a {cls.KIND} YAML file") from error
-        return cls.from_yaml(text, origin=str(path))

@@ -8,8 +8,9 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from penstock.errors import SpecError, closest
+from penstock.errors import SpecError
 from penstock.resources.base import Spec
+from penstock.resources.files.problems import meant_source
 
 
 class Scheme(StrEnum):
@@ -51,15 +52,6 @@ NO_WAY_UP_CEL = (
 )
 """CEL on `self`: no part of the path is `..`, and no revision holds it."""
 _REVISION = re.compile(r"[\w][\w./-]*", re.ASCII)
-_OTHER_NAMES = {"huggingface": "hf", "hub": "hf", "gcs": "gs", "abfs": "az", "azure": "az", "azblob": "az"}
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
-_HUB_PAGE = re.compile(
-    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/tree/([\w./-]+?))?/?", re.ASCII
-)
-_HUB_FILE = re.compile(
-    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)/(?:blob|resolve)/([\w.-]+)/([\w./-]+\.gguf)",
-    re.ASCII,
-)
 
 
 @dataclass(frozen=True)
@@ -81,7 +73,11 @@ class ModelSource:
         except ValueError:
             scheme = None
         if scheme is None:
-            raise SpecError(f"spec.model: {text!r} is not a model source", field="spec.model", remedy=_meant(text))
+            raise SpecError(
+                f"spec.model: {text!r} is not a model source",
+                field="spec.model",
+                remedy=meant_source(text, Scheme) or f"Known forms: {SOURCE_FORMS}",
+            )
         pattern, shape = _SHAPE[scheme]
         revision: str | None = None
         if scheme is Scheme.HF:
@@ -114,30 +110,6 @@ class ModelSource:
 
 def _is_revision(text: str) -> bool:
     return _REVISION.fullmatch(text) is not None and ".." not in text
-
-
-def _meant(text: str) -> str:
-    """The remedy for an unknown form: the probable correct one."""
-    page = _HUB_PAGE.fullmatch(text)
-    if page is not None:
-        return f"Did you mean hf://{page[1]}{f'@{page[2]}' if page[2] else ''}?"
-    file = _HUB_FILE.fullmatch(text)
-    if file is not None:
-        return f"Did you mean hf://{file[1]}/{file[3]}@{file[2]}?"
-    scheme, separator, rest = text.partition(":")
-    rest = rest.lstrip("/")
-    if separator and rest:
-        lowered = scheme.strip().lower()
-        known = _OTHER_NAMES.get(lowered) or closest(lowered, Scheme)
-        if known is not None:
-            return f"Did you mean {known}://{'/' if known == 'file' else ''}{rest}?"
-    if text.startswith("/"):
-        return f"Did you mean file://{text}?"
-    if text.startswith(("./", "../", "~")):
-        return "Write a local folder with its absolute path: file:///absolute/path"
-    if _REPOSITORY.fullmatch(text):
-        return f"Did you mean hf://{text}?"
-    return f"Known forms: {SOURCE_FORMS}"
 
 
 def _mend(scheme: Scheme, rest: str, shape: str) -> str:
@@ -202,19 +174,3 @@ class Objective(Spec):
         """Whether it has an objective that text generation alone has."""
         stated = (self.time_to_first_token, self.time_per_output_token, self.tokens_per_second)
         return any(one is not None for one in stated)
-
-    @property
-    def summary(self) -> str:
-        """One line for tables and the manifest."""
-        parts = []
-        if self.latency is not None:
-            parts.append(f"p95 within {self.latency.p95_milliseconds:g} ms")
-        if self.first_token_milliseconds is not None:
-            parts.append(f"first token within {self.first_token_milliseconds:g} ms")
-        if self.next_token_milliseconds is not None:
-            parts.append(f"{self.next_token_milliseconds:g} ms per token")
-        if self.throughput is not None:
-            parts.append(f"{self.throughput.requests_per_second:g} requests/s")
-        if self.tokens_per_second is not None:
-            parts.append(f"{self.tokens_per_second:g} tokens/s")
-        return " and ".join(parts) or "best of latency and throughput"

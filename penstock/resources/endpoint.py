@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from penstock.errors import SpecError
 from penstock.recipe import EngineName, Precision
-from penstock.resources.base import API_VERSION, CLUSTER, Metadata, ObjectName, Resource, Rule, Spec, TextRule
+from penstock.resources.base import API_VERSION, CLUSTER, NO_SCHEMA_DEFAULT, Metadata, Resource, Spec
 from penstock.resources.core import (
     NO_WAY_UP_CEL,
     SOURCE_FORMS,
@@ -31,9 +31,11 @@ from penstock.resources.endpoint_parts.guard import Guard
 from penstock.resources.endpoint_parts.pod import Pod
 from penstock.resources.endpoint_parts.rollout import Gateway, GatewayMode, Rollout
 from penstock.resources.endpoint_parts.scaling import MOST_REPLICAS, Scaling
+from penstock.resources.endpoint_parts.secrets import Auth, ModelCredentials, Tls
 from penstock.resources.endpoint_parts.serving import PROMPT_TASKS, Caches, Prompts, Serving, ServingLimits
 from penstock.resources.endpoint_parts.vector_space import VectorSpaceGate
-from penstock.resources.text_fields import DataKey, Digest, DnsLabel
+from penstock.resources.fields.rules import ObjectName, Rule, TextRule
+from penstock.resources.fields.text_fields import DataKey, Digest, DnsLabel
 from penstock.tasks import TaskName
 
 __all__ = [
@@ -212,33 +214,6 @@ class Optimization(Spec):
         return self.budget_seconds or (COMPILE_BUDGET_SECONDS if compiles else BUDGET_SECONDS)
 
 
-class ModelCredentials(Spec):
-    """Credentials of the download."""
-
-    secret_name: ObjectName = Field(
-        description="A Secret of this namespace with the credentials that the source's client reads, such as HF_TOKEN, "
-        "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Other keys are ignored (docs/how-to/private-models.md)."
-    )
-
-
-class Auth(Spec):
-    """Who may send requests."""
-
-    secret_name: ObjectName = Field(
-        description="A Secret of this namespace. Each of its keys is the name of a bearer token, and the value is the "
-        "token. Requests need one of them. Changes apply within about a minute, without a restart."
-    )
-
-
-class Tls(Spec):
-    """HTTPS of the pods."""
-
-    secret_name: ObjectName = Field(
-        description="A Secret of this namespace with `tls.crt` and `tls.key`, such as cert-manager makes. The Service "
-        "then has port 443. A changed certificate is used within about a minute, without a restart."
-    )
-
-
 @dataclass(frozen=True)
 class SourceRule(TextRule):
     """The forms of a model source, with the messages of `ModelSource.parse`."""
@@ -338,7 +313,7 @@ class ModelEndpointSpec(EndpointCore):
     """What to serve, on which hardware, and with which objective."""
 
     serving: Serving = Serving()
-    guard: Guard = Guard()
+    guard: Guard = Field(default=Guard(), json_schema_extra=NO_SCHEMA_DEFAULT)
     auth: Auth | None = Field(
         default=None,
         description="Bearer tokens that requests need. None: the endpoint is open to the cluster.",

@@ -15,12 +15,13 @@ from pydantic import Field
 
 from penstock.hardware import NeuronGeneration
 from penstock.recipe import GENERATION_PRECISIONS, EngineName
-from penstock.resources.base import NO_SCHEMA_DEFAULT, AnyMetadata, Facts, Resource, Rule, Spec
+from penstock.resources.base import NO_SCHEMA_DEFAULT, AnyMetadata, Facts, Resource, Spec
+from penstock.resources.conditions import Condition
 from penstock.resources.endpoint import EndpointCore, ModelEndpointSpec, Serving, ServingLimits
+from penstock.resources.fields.rules import Rule
+from penstock.resources.fields.text_fields import Digest, Time
 from penstock.resources.job_summary import Failure
 from penstock.resources.result import ArtefactReference, Result
-from penstock.resources.status import Condition
-from penstock.resources.text_fields import Digest, Time
 from penstock.tasks import TaskName
 
 NAME_DIGITS = 16

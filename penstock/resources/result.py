@@ -16,7 +16,7 @@ from penstock.manifest import CandidateFacts, LatencyPoint, Manifest, Outcome, s
 from penstock.recipe import Batching, EngineName, Plan, Precision
 from penstock.resources.base import NO_SCHEMA_DEFAULT, Facts
 from penstock.resources.endpoint_parts.vector_space import IndexCertificate
-from penstock.resources.text_fields import Digest, ShortText, Uri
+from penstock.resources.fields.text_fields import Digest, ShortText, Uri
 
 
 class ArtefactReference(Facts):

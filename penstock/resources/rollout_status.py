@@ -8,7 +8,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from penstock.resources.base import Facts
-from penstock.resources.text_fields import Digest, LongText, ShortText, Time
+from penstock.resources.fields.text_fields import Digest, LongText, ShortText, Time
 
 
 class CanaryPhase(StrEnum):

@@ -11,18 +11,16 @@ from collections.abc import Iterable, Mapping
 
 from penstock.hardware import Isa, NeuronGeneration
 from penstock.resources.hardware_class import (
-    NEURON_DEVICE,
     Architecture,
     HardwareClassSpec,
     LabelRequirement,
-    Neuron,
     NodeTerm,
-    Processors,
     SelectorOperator,
     TaintEffect,
     Toleration,
     TolerationOperator,
 )
+from penstock.resources.processors import NEURON_DEVICE, Neuron, Processors
 
 ARCHITECTURE = "kubernetes.io/arch"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock.capacity import per_million, per_month
+from penstock.prices.pod_costs import per_million, per_month
 from penstock_operator.decide import Service, replicas_for_load
 from penstock_planner.evidence import Evidence
 

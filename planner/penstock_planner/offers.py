@@ -13,9 +13,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.capacity import CapacityCurve, measured_pod_bytes, unmeasured_pod_bytes
+from penstock.capacity import CapacityCurve
 from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, CpuIdentity, NeuronGeneration
 from penstock.prices import InstancePrice, PriceList
+from penstock.prices.pod_costs import measured_pod_bytes, unmeasured_pod_bytes
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock_optimizer.neuron.plans import HOST_MILLISECONDS, Basis, NeuronFigure, figures_for
 from penstock_optimizer.neuron.published import Mode, ModelShape, PublishedFigure, shape_of

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.resources.files.reading import from_file
 from penstock_bench.cell import Client
 from penstock_bench.server import GONE, MeasuredServer, free_port
 
@@ -106,5 +107,5 @@ def artefact(tiny_endpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     from penstock.resources.endpoint import ModelEndpoint
     from penstock_optimizer.optimise import prepare
 
-    endpoint = ModelEndpoint.from_file(tiny_endpoint)
+    endpoint = from_file(ModelEndpoint, tiny_endpoint)
     return prepare(endpoint, store=tmp_path_factory.mktemp("store"), models=tiny_endpoint.parent, cores=1).artefact

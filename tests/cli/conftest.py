@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.files.reading import from_file
 from penstock_optimizer.optimise import prepare
 from tests.cli.endpoints import write_endpoint, write_tiny
 
@@ -19,7 +20,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def artefact(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its fp32 artefact, made in a second. Read-only: copy it to change it."""
     place = tmp_path_factory.mktemp("store")
-    endpoint = ModelEndpoint.from_file(write_endpoint(place / "tiny.yaml", tiny))
+    endpoint = from_file(ModelEndpoint, write_endpoint(place / "tiny.yaml", tiny))
     return prepare(endpoint, store=place / "artefacts", models=place / "models").artefact
 
 

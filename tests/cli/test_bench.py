@@ -12,6 +12,7 @@ import pytest
 import penstock_cli.bench
 from penstock.artefact_store import DEFAULT_MODELS
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.files.reading import from_file
 from penstock_bench.grid import BenchOptions
 from penstock_bench.random_models.families import CONFIGURATIONS
 from penstock_runtime.models.folder import ModelFolder
@@ -156,7 +157,7 @@ def test_a_family_is_measured_with_random_weights(
     for _ in range(2):  # the second time with the folder that is there
         assert invoke("bench", "--family", name, "--models", tmp_path).exit_code == 0
 
-    first, second = (ModelEndpoint.from_file(Path(options.target)) for options in benched)
+    first, second = (from_file(ModelEndpoint, Path(options.target)) for options in benched)
     assert first == second
     folder = ModelFolder.open(Path(first.spec.model.removeprefix("file://")))
     assert (folder.model_type, str(folder.pooling), folder.max_tokens) == (name, "mean", 512)

@@ -19,6 +19,7 @@ import pytest
 
 from penstock.manifest import MANIFEST_NAME
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.files.reading import from_file
 from penstock_cli.optimize import target_of
 from penstock_runtime.host import read_host
 from penstock_runtime.models.sources.transfer import FetchProgress, OnProgress
@@ -429,7 +430,7 @@ def test_the_neuron_target_is_as_asked_or_the_shipped_class(
     asked: str | None, hardware_class: str, target: str | None, tmp_path: Path
 ) -> None:
     file = write_endpoint(tmp_path / "endpoint.yaml", tmp_path, hardwareClass=hardware_class, cores=4)
-    assert target_of(asked, ModelEndpoint.from_file(file)) == target
+    assert target_of(asked, from_file(ModelEndpoint, file)) == target
 
 
 def test_an_endpoint_for_inferentia_needs_the_neuron_sdk(tmp_path: Path) -> None:

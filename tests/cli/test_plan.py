@@ -26,6 +26,7 @@ from click.testing import Result
 from penstock.capacity import CapacityCurve
 from penstock.manifest import Manifest
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.files.reading import from_file
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_cli.planning.noise import Noise, watch
 from penstock_cli.planning.objects import cluster_plan, load_of_week, week_queries
@@ -612,7 +613,7 @@ def test_the_manifest_of_the_winner_is_one_that_the_api_server_takes(tmp_path: P
     done = invoke(*options)
 
     assert done.exit_code == 0, done.output
-    spec, before = ModelEndpoint.from_file(made).spec, ModelEndpoint.from_file(asked).spec
+    spec, before = from_file(ModelEndpoint, made).spec, from_file(ModelEndpoint, asked).spec
     assert (spec.hardware_class, spec.cores, spec.scaling.max_replicas) == ("icelake", 1, 4)
     assert spec.optimization == before.optimization
     assert (spec.model, spec.objective) == (before.model, before.objective)

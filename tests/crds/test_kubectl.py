@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.files.reading import from_file
 from testbed.cluster import Cluster
 from testbed.kubectl import Kubectl, KubectlError
 
@@ -117,7 +118,7 @@ def test_the_example_is_accepted_and_gets_its_defaults(kube: Kubectl) -> None:
         "whenMetricsMissing": "Hold",
     }
     # Omitted fields have the defaults of the reader of files.
-    assert ModelEndpoint.from_object(stored).spec == ModelEndpoint.from_file(EXAMPLE).spec
+    assert ModelEndpoint.from_object(stored).spec == from_file(ModelEndpoint, EXAMPLE).spec
 
 
 def patch_status(kube: Kubectl, kind: str, name: str, status: dict[str, Any]) -> None:

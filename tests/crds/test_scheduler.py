@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.resources.endpoint_parts.pod import Pod
-from penstock.resources.hardware_class import HardwareClassSpec, Neuron, NeuronResource, Toleration, TolerationOperator
+from penstock.resources.hardware_class import HardwareClassSpec, Toleration, TolerationOperator
+from penstock.resources.processors import Neuron, NeuronResource
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_operator.endpoint.pods.placement import NodeFacts, PodRequirements, Taint, place
 from penstock_operator.endpoint.pods.template import pod_spec, resources

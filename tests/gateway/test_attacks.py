@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.resources.endpoint import Gateway as GatewaySpec
+from penstock.resources.endpoint_parts.rollout import Gateway as GatewaySpec
 from penstock_gateway.config import STATUS_CONNECTIONS_PER_CLIENT
 from penstock_gateway.haproxy import HAProxySocket, ServerSync
 from penstock_gateway.slices import ReplicaAddress

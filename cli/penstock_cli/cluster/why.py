@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import click
 
-from penstock.resources.status import ConditionType
+from penstock.resources.conditions import ConditionType
 from penstock_cli.cluster.kubectl import ClusterReader, Json, condition
 from penstock_cli.terminal import facts
 

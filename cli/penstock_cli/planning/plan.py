@@ -15,9 +15,11 @@ import click
 from penstock.artefact_store import DEFAULT_STORE
 from penstock.errors import SettingError, SpecError
 from penstock.prices import CLOUDS, PriceList, currency_sign, load_prices, shipped_prices
-from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpointSpec
+from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
+from penstock.resources.endpoint_parts.rollout import GatewayMode
+from penstock.resources.fields.text_fields import parse_quantity
+from penstock.resources.files.reading import from_file
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
-from penstock.resources.text_fields import parse_quantity
 from penstock.tasks import TaskName
 from penstock_cli.planning.manifest import chosen_endpoint, write_endpoint
 from penstock_cli.planning.objects import ClusterPlan, load_of_week, of_store, read_cluster
@@ -368,7 +370,7 @@ def is_file(target: str) -> bool:
 def _subject(target: str, namespace: str, context: str) -> PlannedEndpoint:
     """The file, or the endpoint of the cluster with that name."""
     if is_file(target):
-        endpoint = ModelEndpoint.from_file(Path(target))
+        endpoint = from_file(ModelEndpoint, Path(target))
         return PlannedEndpoint(endpoint.metadata.name, endpoint.spec)
     cluster = read_cluster(target, namespace, context)
     return PlannedEndpoint(target, cluster.spec, cluster)

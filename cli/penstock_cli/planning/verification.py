@@ -10,9 +10,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.errors import SettingError
+from penstock.resources.conditions import timestamp
 from penstock.resources.endpoint import ModelEndpointSpec
 from penstock.resources.hardware_class import HardwareClassSpec
-from penstock.resources.status import timestamp
 from penstock_bench.cell import MeasurementFailed
 from penstock_bench.subject import ServerInfo, authorization, everyday_tokenizer, read_info
 from penstock_cli.planning.noise import watch

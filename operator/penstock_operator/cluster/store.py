@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from penstock_operator.cluster.api import Json, ResourceKind
 
@@ -256,26 +256,24 @@ def version_of(value: Json) -> int:
     return int((value.get("metadata") or {}).get("resourceVersion") or 0)
 
 
-class PodReports(Generic[Facts]):
-    """Reports of pods by the pod's uid."""
+def event_handler(store: Store[Any], relisted: Callable[[], None]) -> Callable[..., Awaitable[None]]:
+    """A handler that applies the events of a kind to its store, and detects a second listing."""
+    listed: set[tuple[str, str]] = set()
+    """Objects of the present listing."""
 
-    def __init__(self) -> None:
-        self._values: dict[str, Facts] = {}
+    async def _event(event: Any, **_: Any) -> None:
+        value = event["object"]
+        key = key_of(value)
+        if event["type"] == "DELETED":
+            listed.discard(key)
+            store.remove(key, version=version_of(value))
+            return
+        store.put(value)
+        if event["type"] is None:
+            # An object of a listing. One that was listed before belongs to a new listing.
+            if key in listed:
+                listed.clear()
+                relisted()
+            listed.add(key)
 
-    def get(self, uid: str) -> Facts | None:
-        """The last report of this pod."""
-        return self._values.get(uid)
-
-    def put(self, uid: str, value: Facts) -> bool:
-        """Store a report. True when it differs from the last one."""
-        if self._values.get(uid) == value:
-            return False
-        self._values[uid] = value
-        return True
-
-    def forget(self, uid: str) -> None:
-        """Remove the report of a deleted pod."""
-        self._values.pop(uid, None)
-
-    def __len__(self) -> int:
-        return len(self._values)
+    return _event

@@ -15,42 +15,14 @@ from typing import Any, TypeVar
 
 from penstock.resources.endpoint_parts.exposure import ROOT
 from penstock.resources.optimized_model import texts_of
-from penstock_operator.cluster.api import (
-    CONFIG_MAP,
-    DEPLOYMENT,
-    HARDWARE_CLASS,
-    HORIZONTAL_POD_AUTOSCALER,
-    HTTP_ROUTE,
-    INGRESS,
-    JOB,
-    MODEL_ENDPOINT,
-    NAMESPACE,
-    NETWORK_POLICY,
-    NODE,
-    OPTIMIZED_MODEL,
-    POD,
-    POD_DISRUPTION_BUDGET,
-    REPLICA_SET,
-    ROLE_BINDING,
-    SCALED_OBJECT,
-    SERVICE,
-    SERVICE_ACCOUNT,
-    Json,
-    ResourceKind,
-)
-from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, PodReports, Store, StoreChange, version_of
-from penstock_operator.control.index_keys import (
-    deployment_index,
-    endpoint_index,
-    model_index,
-    models_named,
-    owner_index,
-    pod_index,
-    route_index,
-    texts_source,
-)
+from penstock_operator.cluster import api
+from penstock_operator.cluster.api import Json, ResourceKind
+from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, StoreChange, version_of
+from penstock_operator.control import index_keys
+from penstock_operator.control.index_keys import owner_index
 from penstock_operator.endpoint.objects.exposure import hosts_of, may_use, moment_of
-from penstock_operator.endpoint.optimization.model import OWNERS, has_measured_capacity, wanted_name
+from penstock_operator.endpoint.optimization.model import OWNERS, wanted_name
+from penstock_operator.endpoint.pods.placement import node_fields
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint, neuron_target, read_endpoint
 from penstock_operator.facts.installation import PlanSettings
@@ -64,6 +36,7 @@ from penstock_operator.limits.waiting import Slots, open_job
 
 MANAGED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
 """Label selector of the operator's objects: no other pods are ever listed."""
+Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
@@ -81,35 +54,37 @@ class ClusterCache:
 
     def __init__(self, settings: PlanSettings) -> None:
         self.settings = settings
-        self.endpoints = Store(MODEL_ENDPOINT, _packed, index=endpoint_index, wanted=self._is_ours)
-        self.models = Store(OPTIMIZED_MODEL, _packed, index=model_index, wanted=self._is_ours)
-        self.classes = Store(HARDWARE_CLASS, _trimmed)
-        self.nodes = Store(NODE, _node)
-        self.namespaces = Store(NAMESPACE, _labels)
-        self.deployments = Store(DEPLOYMENT, DeploymentFacts.from_object, index=deployment_index)
-        self.replica_sets = Store(REPLICA_SET, ReplicaSetFacts.from_object, index=owner_index)
-        self.pods = Store(POD, PodFacts.from_object, index=pod_index)
-        self.jobs = Store(JOB, JobFacts.from_object, index=lambda job: (*owner_index(job), *open_job(job)))
-        self.services = Store(SERVICE, _no_facts, index=owner_index)
-        self.budgets = Store(POD_DISRUPTION_BUDGET, _no_facts, index=owner_index)
-        self.ingresses = Store(INGRESS, RouteFacts.from_object, index=route_index)
-        self.http_routes = Store(HTTP_ROUTE, RouteFacts.from_object, index=route_index)
+        self.endpoints = Store(api.MODEL_ENDPOINT, _packed, index=index_keys.endpoint_index, wanted=self._is_ours)
+        self.models = Store(api.OPTIMIZED_MODEL, _packed, index=index_keys.model_index, wanted=self._is_ours)
+        self.classes = Store(api.HARDWARE_CLASS, _trimmed)
+        self.nodes = Store(api.NODE, node_fields)
+        self.namespaces = Store(api.NAMESPACE, lambda value: dict(value["metadata"].get("labels") or {}))
+        self.deployments = Store(api.DEPLOYMENT, DeploymentFacts.from_object, index=index_keys.deployment_index)
+        self.replica_sets = Store(api.REPLICA_SET, ReplicaSetFacts.from_object, index=owner_index)
+        self.pods = Store(api.POD, PodFacts.from_object, index=index_keys.pod_index)
+        self.jobs = Store(api.JOB, JobFacts.from_object, index=lambda job: (*owner_index(job), *open_job(job)))
+        self.services = Store(api.SERVICE, _no_facts, index=owner_index)
+        self.budgets = Store(api.POD_DISRUPTION_BUDGET, _no_facts, index=owner_index)
+        self.ingresses = Store(api.INGRESS, RouteFacts.from_object, index=index_keys.route_index)
+        self.http_routes = Store(api.HTTP_ROUTE, RouteFacts.from_object, index=index_keys.route_index)
         """Watched only where the Gateway API is installed: `PlanSettings.gateway_api`."""
-        self.autoscalers = Store(HORIZONTAL_POD_AUTOSCALER, ScalerFacts.from_object, index=owner_index, marker=_of_spec)
+        self.autoscalers = Store(
+            api.HORIZONTAL_POD_AUTOSCALER, ScalerFacts.from_object, index=owner_index, marker=_of_spec
+        )
         """Including KEDA's: they carry the labels of the operator's ScaledObjects."""
-        self.scaled_objects = Store(SCALED_OBJECT, ScalerFacts.from_object, index=owner_index)
+        self.scaled_objects = Store(api.SCALED_OBJECT, ScalerFacts.from_object, index=owner_index)
         """Watched only where KEDA is installed: `PlanSettings.keda`."""
-        self.policies = Store(NETWORK_POLICY, _no_facts, index=owner_index)
-        self.accounts = Store(SERVICE_ACCOUNT, _no_facts, index=owner_index)
-        self.bindings = Store(ROLE_BINDING, _no_facts, index=owner_index)
+        self.policies = Store(api.NETWORK_POLICY, _no_facts, index=owner_index)
+        self.accounts = Store(api.SERVICE_ACCOUNT, _no_facts, index=owner_index)
+        self.bindings = Store(api.ROLE_BINDING, _no_facts, index=owner_index)
         """ServiceAccounts and RoleBindings belong to gateways."""
         scalers = (self.autoscalers, self.scaled_objects)
         self.quotas = QuotaUse(settings.quotas, self.endpoints, self.deployments, scalers, self.namespace_labels)
-        self.reports: PodReports[tuple[HostReport | None, str]] = PodReports()
-        """Of runtime pods: the parsed `/info`, or why it could not be read."""
-        self.job_reports: PodReports[JobReport] = PodReports()
-        """Of the pods of jobs: the parsed `/progress`."""
-        self.text_sources = Store(CONFIG_MAP, _no_facts, wanted=lambda key: self.endpoints.has(("texts", *key)))
+        self.reports: dict[str, tuple[HostReport | None, str]] = {}
+        """By the uid of a runtime pod: the parsed `/info`, or why it could not be read."""
+        self.job_reports: dict[str, JobReport] = {}
+        """By the uid of a job's pod: the parsed `/progress`."""
+        self.text_sources = Store(api.CONFIG_MAP, _no_facts, wanted=lambda key: self.endpoints.has(("texts", *key)))
         """Versions of the ConfigMaps that endpoints take texts from. Users own these ConfigMaps."""
         self.texts: dict[ObjectKey, ConfigMapTexts] = {}
         """The contents of those ConfigMaps that were read."""
@@ -144,57 +119,39 @@ class ClusterCache:
 
     def put_report(self, pod: ObjectKey, uid: str, report: tuple[HostReport | None, str]) -> None:
         """Store the report of a runtime pod, or why it could not be read."""
-        if self.reports.put(uid, report):
-            self._publish_report(pod)
-
-    def capacity_is_known(self, pod: ObjectKey) -> bool:
-        """Whether the capacity of the artefact that this runtime pod serves was measured."""
-        facts = self.pods.facts(pod)
-        entry = None if facts is None else self.models.get(ObjectKey(pod.namespace, facts.optimized_model))
-        if facts is None or entry is None:
-            return False
-        return has_measured_capacity(entry.facts.value.get("status") or {}, facts.artefact)
+        self._publish(self.reports, uid, report, self._indexes(pod))
 
     def put_job_report(self, pod: ObjectKey, uid: str, report: JobReport) -> None:
         """Store the progress of a job's pod."""
-        if self.job_reports.put(uid, report):
-            self._publish_report(pod)
+        self._publish(self.job_reports, uid, report, self._indexes(pod))
 
     def put_scale(self, endpoint: ObjectKey, scale: DesiredScale | None) -> None:
         """Publish the autoscaler's decision for an endpoint; None: withdraw it."""
-        self._publish(self.scales, endpoint, scale)
+        self._publish(self.scales, endpoint, scale, (("endpoint", *endpoint),))
 
     def put_canary(self, endpoint: ObjectKey, report: CanaryReport | None) -> None:
         """Publish a look at the canary of an endpoint; None: it has none any more."""
-        self._publish(self.canaries, endpoint, report)
+        self._publish(self.canaries, endpoint, report, (("endpoint", *endpoint),))
 
-    def _publish(self, values: dict[ObjectKey, Value], endpoint: ObjectKey, value: Value | None) -> None:
-        if values.get(endpoint) == value:
+    def _publish(self, values: dict[Key, Value], key: Key, value: Value | None, indexes: tuple[Index, ...]) -> None:
+        if values.get(key) == value:
             return
         if value is None:
-            del values[endpoint]
+            del values[key]
         else:
-            values[endpoint] = value
+            values[key] = value
         for listener in self._report_listeners:
-            listener((("endpoint", *endpoint),))
+            listener(indexes)
 
-    def _publish_report(self, pod: ObjectKey) -> None:
+    def _indexes(self, pod: ObjectKey) -> tuple[Index, ...]:
         entry = self.pods.get(pod)
-        for listener in self._report_listeners if entry is not None else ():
-            listener(entry.index if entry is not None else ())
+        return () if entry is None else entry.index
 
     @property
     def stores(self) -> dict[ResourceKind, Store[Any]]:
         """All stores by kind."""
-        stores: tuple[Store[Any], ...] = (
-            self.endpoints,
-            self.models,
-            self.classes,
-            self.nodes,
-            self.namespaces,
-            *self.made,
-        )
-        return {store.kind: store for store in stores}
+        read: tuple[Store[Any], ...] = (self.endpoints, self.models, self.classes, self.nodes, self.namespaces)
+        return {store.kind: store for store in (*read, *self.made)}
 
     @property
     def made(self) -> tuple[Store[Any], ...]:
@@ -265,15 +222,6 @@ class ClusterCache:
             for deployment in (name, canary_name(name))
         )
 
-    def job_of(self, place: ObjectKey) -> JobFacts | None:
-        """The Job that created a pod, if the operator created that for an OptimizedModel; by uid."""
-        pod = self.pods.facts(place)
-        job = self.jobs.get(ObjectKey(place.namespace, pod.owner.name)) if pod is not None else None
-        if pod is None or job is None or job.uid != pod.owner.uid:
-            return None
-        model = self.models.get(ObjectKey(place.namespace, job.facts.owner.name))
-        return job.facts if model is not None and model.uid == job.facts.owner.uid else None
-
     def _pods_of(self, what: str, endpoint: ObjectKey, deployment: str) -> list[PodFacts]:
         pods = (entry.facts for _, entry in self.pods.of((what, *endpoint)))
         return [pod for pod in pods if self._created(pod, endpoint, deployment)]
@@ -310,21 +258,6 @@ class ClusterCache:
             users=tuple(ModelUser(name.name, endpoint.uid) for name, endpoint in users if endpoint is not None),
         )
 
-    def is_awaited(self, key: ObjectKey) -> bool:
-        """Whether an endpoint may be about to use an OptimizedModel: its present spec has no status yet, which would
-        name the OptimizedModel. Of one that has owners, only these may be."""
-        entry = self.models.get(key)
-        owners = [] if entry is None else entry.facts.value["metadata"].get("ownerReferences") or []
-        places = [ObjectKey(key.namespace, owner["name"]) for owner in owners]
-        if not places:
-            places = [place for place, _ in self.endpoints.of(("namespace", key.namespace))]
-        found = (entry.facts.value for place in places if (entry := self.endpoints.get(place)) is not None)
-        return any(
-            "deletionTimestamp" not in value["metadata"]
-            and (value.get("status") or {}).get("observedGeneration") != value["metadata"].get("generation")
-            for value in found
-        )
-
     def observe(self, key: ObjectKey) -> EndpointSnapshot | None:
         """Everything that belongs to an endpoint, now; None when there is no such endpoint. Parses its spec once."""
         endpoint = self.endpoints.get(key)
@@ -335,7 +268,7 @@ class ClusterCache:
         index = ("endpoint", *key)
         deployment = self.deployments.facts(key)
         texts = self._texts(key, value)
-        names = models_named(value)
+        names = index_keys.models_named(value)
         classes = {name.name: entry.facts for name in self.classes if (entry := self.classes.get(name))}
         if isinstance(parsed, ParsedEndpoint):
             # Another endpoint may have created the OptimizedModel of the present spec.
@@ -431,16 +364,8 @@ class ClusterCache:
                 yield Neighbour(place.name, place.namespace, node, () if report is None else report.cpus)
 
     def _present(self, key: ObjectKey, models: Iterable[str]) -> Iterator[Ref]:
-        for store in (
-            self.deployments,
-            self.services,
-            self.budgets,
-            self.policies,
-            self.ingresses,
-            self.http_routes,
-            self.accounts,
-            self.bindings,
-        ):
+        routes, access = (self.ingresses, self.http_routes), (self.policies, self.accounts, self.bindings)
+        for store in (self.deployments, self.services, self.budgets, *routes, *access):
             for place, _ in store.of(("endpoint", *key)):
                 yield Ref(store.kind.name, place.name)
         for scaler in self._scalers(key):
@@ -448,9 +373,9 @@ class ClusterCache:
                 yield Ref(scaler.kind, scaler.name)
         for name in models:
             if self.models.get(ObjectKey(key.namespace, name)) is not None:
-                yield Ref(OPTIMIZED_MODEL.name, name)
+                yield Ref(api.OPTIMIZED_MODEL.name, name)
             for place, _ in self.jobs.of(("model", key.namespace, name)):
-                yield Ref(JOB.name, place.name)
+                yield Ref(api.JOB.name, place.name)
 
     def _scalers(self, key: ObjectKey) -> Iterator[ScalerFacts]:
         for store in (self.autoscalers, self.scaled_objects):
@@ -458,7 +383,7 @@ class ClusterCache:
                 yield entry.facts
 
     def _texts(self, key: ObjectKey, endpoint: Json) -> tuple[str, ...] | None:
-        source = texts_source(endpoint)
+        source = index_keys.texts_source(endpoint)
         if source is None:
             return None
         text = self.texts.get(ObjectKey(key.namespace, source[0]), ConfigMapTexts()).data.get(source[1])
@@ -481,26 +406,6 @@ def _trimmed(value: Json) -> Json:
 
 def _packed(value: Json) -> PackedObject:
     return PackedObject(_trimmed(value))
-
-
-def _node(value: Json) -> Json:
-    """The fields of a node that placement needs. Heartbeats and images are left out, so they cause no reconcile."""
-    metadata, spec, status = value["metadata"], value.get("spec") or {}, value.get("status") or {}
-    conditions = [
-        {"type": entry["type"], "status": entry["status"]}
-        for entry in status.get("conditions") or []
-        if entry["type"] == "Ready"
-    ]
-    return {
-        "metadata": {"name": metadata["name"], "labels": metadata.get("labels") or {}},
-        "spec": {name: spec[name] for name in ("taints", "unschedulable") if name in spec},
-        "status": {"allocatable": status.get("allocatable") or {}, "conditions": conditions},
-    }
-
-
-def _labels(value: Json) -> dict[str, str]:
-    """The labels of a namespace."""
-    return dict(value["metadata"].get("labels") or {})
 
 
 def _no_facts(_: Json) -> None:

@@ -12,19 +12,17 @@ from typing import Any
 from penstock.errors import PenstockError
 from penstock.logs import OBJECT, log_event
 from penstock_operator.cluster.api import ClusterPort
-from penstock_operator.cluster.errors import ClusterError, Conflict, NotLeading
-from penstock_operator.cluster.informer import list_kind
+from penstock_operator.cluster.errors import Conflict, NotLeading
 from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, StoreChange
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.control.queue import Priority, TimeSlices, WorkProgress, WorkQueue
 from penstock_operator.control.reconcile import Reconciler, ReconcileRequest, jittered
-from penstock_operator.metrics import MISSED, RECONCILE_ERRORS, RECONCILE_SECONDS
+from penstock_operator.control.resync import Resync
+from penstock_operator.metrics import RECONCILE_ERRORS, RECONCILE_SECONDS
 
 MANY = 32
 """Changes that concern more endpoints than this have routine priority: changes of single endpoints go first."""
 LAG_SECONDS = 30.0
-RELIST_SECONDS = 5.0
-"""Delay between a gap in a watch and the list that finds the objects which were deleted in it."""
 GONE_SECONDS = 15.0
 """A deleted ScaledObject is created again after this time, unless KEDA's CRDs were deleted too: the API server
 checks every 5 s whether all objects of a CRD are gone."""
@@ -44,14 +42,12 @@ class Controller:
         namespaces: tuple[str, ...] = (),
         resync_seconds: float = 900.0,
     ) -> None:
-        self._port = port
         self._cache = cache
-        self._namespaces = namespaces or ("",)
         self._resync_seconds = resync_seconds
         self._reconciler = Reconciler(port, cache, identity=identity)
         self.begun = asyncio.Event()
         """Set once all endpoints are listed."""
-        self._relisted = asyncio.Event()
+        self.resync = Resync(port, cache, self.begun, namespaces=namespaces, seconds=resync_seconds)
         self._slices = TimeSlices()
         self.queue: WorkQueue[ReconcileRequest] = WorkQueue()
         self.progress = WorkProgress(lambda: self.queue.oldest_seconds)
@@ -73,7 +69,7 @@ class Controller:
 
         All endpoints are added with routine priority: later changes go first.
         """
-        await self._list()
+        await self.resync.list()
         self._cache.endpoints_listed = True
         self._cache.slots.begin(set(self._cache.endpoints), datetime.now(UTC))
         for key in self._cache.models:
@@ -88,52 +84,6 @@ class Controller:
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._work())
-
-    def relisted(self) -> None:
-        """A watch had a gap and listed again: compare the caches with a new list soon."""
-        self._relisted.set()
-
-    async def resync(self) -> None:
-        """List Penstock's own kinds from time to time, and soon after a gap in a watch: Kopf does not report objects
-        that were deleted in the gap. ConfigMaps of texts are read again too."""
-        await self.begun.wait()
-        while True:
-            try:
-                async with asyncio.timeout(jittered(self._resync_seconds)):
-                    await self._relisted.wait()
-                # Kopf is still listing, and a gap of one watch often is one of all.
-                await asyncio.sleep(RELIST_SECONDS)
-            except TimeoutError:
-                self._cache.texts.clear()
-            self._relisted.clear()
-            try:
-                missed = await self._list()
-            except NotLeading:
-                raise
-            except ClusterError as error:
-                logger.warning(
-                    "the resync failed, the next resync tries again: %s",
-                    error,
-                    extra=log_event("ResyncFailed", reason=error),
-                )
-                continue
-            if missed:
-                MISSED.inc(missed)
-                logger.warning(
-                    "the resync found %d objects that differ from the watch: events were missed",
-                    missed,
-                    extra=log_event("EventsMissed"),
-                )
-
-    async def _list(self) -> int:
-        """List Penstock's own kinds into the caches. Returns how many objects differed."""
-        # Endpoints last: their plans need the other kinds.
-        differences = 0
-        for store in (self._cache.classes, self._cache.models, self._cache.endpoints):
-            for namespace in self._namespaces if store.kind.namespaced else ("",):
-                _, found = await list_kind(self._port, store, namespace)
-                differences += found
-        return differences
 
     async def _work(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""The Kopf handlers: Kopf watches ModelEndpoints, OptimizedModels and HardwareClasses, and starts the controller.
+"""Sets up Kopf, which watches ModelEndpoints, OptimizedModels and HardwareClasses: its handlers, access and settings.
 
 Only login, start-up and event handlers are used. Kopf's change handlers (create, update, resume, delete) and timers
 would write a progress annotation into every object and a finalizer into most. docs/decisions/kopf.md has the reasons
@@ -15,7 +15,7 @@ import kopf
 from kubernetes.aio.client import Configuration
 
 from penstock_operator.cluster.errors import ClusterError, NotLeading
-from penstock_operator.cluster.store import Store, key_of, version_of
+from penstock_operator.cluster.store import Store, event_handler
 
 SILENCE_SECONDS = 75.0
 START_RETRY_SECONDS = 5.0
@@ -53,29 +53,6 @@ def registry(
         on_event = kopf.on.event(kind.group, kind.version, kind.plural, id=kind.plural, registry=handlers)
         on_event(event_handler(store, relisted))
     return handlers
-
-
-def event_handler(store: Store[Any], relisted: Callable[[], None]) -> Callable[..., Awaitable[None]]:
-    """A handler that applies the events of a kind to its store, and detects a second listing."""
-    listed: set[tuple[str, str]] = set()
-    """Objects of the present listing."""
-
-    async def _event(event: Any, **_: Any) -> None:
-        value = event["object"]
-        key = key_of(value)
-        if event["type"] == "DELETED":
-            listed.discard(key)
-            store.remove(key, version=version_of(value))
-            return
-        store.put(value)
-        if event["type"] is None:
-            # An object of a listing. One that was listed before belongs to a new listing.
-            if key in listed:
-                listed.clear()
-                relisted()
-            listed.add(key)
-
-    return _event
 
 
 class _Connection(kopf.ConnectionInfo):

@@ -23,10 +23,11 @@ from penstock_operator.cluster.errors import Backoff, ClusterError
 from penstock_operator.cluster.store import Index, ObjectKey, StoreChange
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.control.queue import WorkQueue
+from penstock_operator.endpoint.optimization.model import digests
 from penstock_operator.facts.findings import unprintable_as_spaces
 from penstock_operator.facts.names import INTERNAL_PORT
 from penstock_operator.facts.pod_data import INFO_MAX_BYTES, PROGRESS_MAX_BYTES, Unreadable, read_body, read_json
-from penstock_operator.facts.pods import HostReport, JobReport, PodFacts
+from penstock_operator.facts.pods import HostReport, JobFacts, JobReport, PodFacts
 from penstock_operator.metrics import PROBES
 
 BACKOFF = Backoff(first_seconds=0.5, limit_seconds=10.0)
@@ -105,7 +106,7 @@ class PodInfoReader(_PodReader):
     def _on_pod(self, difference: StoreChange[PodFacts]) -> None:
         if difference.new is None:
             if difference.old is not None:
-                self._cache.reports.forget(difference.old.uid)
+                self._cache.reports.pop(difference.old.uid, None)
                 self._asked.pop(difference.old.uid, None)
             self._queue.forget(difference.key)
             return
@@ -128,7 +129,7 @@ class PodInfoReader(_PodReader):
         if self._cache.pods.facts(key) is not None:
             self._cache.put_report(key, pod.uid, (report, problem))
         measuring = report is not None and report.measures_capacity
-        if measuring and self._cache.capacity_is_known(key):
+        if measuring and capacity_is_known(self._cache, key):
             await self._tell_capacity_known(session, pod)
         compares = report is not None and report.live is not None
         return report is None, MEASURING_SECONDS if measuring else LIVE_SECONDS if compares else AGAIN_SECONDS
@@ -224,7 +225,7 @@ class JobProgressReader(_PodReader):
     def _on_pod(self, difference: StoreChange[PodFacts]) -> None:
         if difference.new is None:
             if difference.old is not None:
-                self._cache.job_reports.forget(difference.old.uid)
+                self._cache.job_reports.pop(difference.old.uid, None)
                 self._failures.pop(difference.old.uid, None)
             self._queue.forget(difference.key)
         elif difference.new.facts.attempt and _runs(difference.new.facts):
@@ -234,7 +235,7 @@ class JobProgressReader(_PodReader):
         pod = self._cache.pods.facts(key)
         if pod is None or not _runs(pod):
             return False, None
-        if self._cache.job_of(key) is None:
+        if job_of(self._cache, key) is None:
             # Another program's pod with the operator's labels; or its Job is not in the cache yet.
             return True, None
         report, problem = await _read_from_pod(
@@ -289,3 +290,24 @@ class TextsReader:
             self._cache.text_sources.remove(place)
         else:
             self._cache.text_sources.put(value)
+
+
+def capacity_is_known(cache: ClusterCache, pod: ObjectKey) -> bool:
+    """Whether the capacity of the artefact that this runtime pod serves was measured."""
+    facts = cache.pods.facts(pod)
+    entry = None if facts is None else cache.models.get(ObjectKey(pod.namespace, facts.optimized_model))
+    if facts is None or entry is None:
+        return False
+    status = entry.facts.value.get("status") or {}
+    capacity = (status.get("result") or {}).get("capacity") or {}
+    return digests(status)[0] == facts.artefact and bool(capacity.get("points")) and not capacity.get("provisional")
+
+
+def job_of(cache: ClusterCache, place: ObjectKey) -> JobFacts | None:
+    """The Job that created a pod, if the operator created that for an OptimizedModel; by uid."""
+    pod = cache.pods.facts(place)
+    job = cache.jobs.get(ObjectKey(place.namespace, pod.owner.name)) if pod is not None else None
+    if pod is None or job is None or job.uid != pod.owner.uid:
+        return None
+    model = cache.models.get(ObjectKey(place.namespace, job.facts.owner.name))
+    return job.facts if model is not None and model.uid == job.facts.owner.uid else None

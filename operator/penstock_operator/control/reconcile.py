@@ -17,33 +17,22 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from penstock.logs import log_event
-from penstock_operator.cluster.api import (
-    CONFIG_MAP,
-    DEPLOYMENT,
-    EVENT,
-    JOB,
-    KINDS,
-    MODEL_ENDPOINT,
-    OPTIMIZED_MODEL,
-    REPLICA_SET,
-    ClusterPort,
-    Json,
-    ResourceKind,
-)
+from penstock_operator.cluster import api
+from penstock_operator.cluster.api import KINDS, ClusterPort, Json, ResourceKind
 from penstock_operator.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, NotLeading, Refused
 from penstock_operator.cluster.store import ObjectKey, PackedObject, StoreChange, StoreEntry, key_of
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.control.index_keys import texts_source
+from penstock_operator.control.unused_models import reconcile_model
 from penstock_operator.endpoint.objects.rollout import with_template_of
-from penstock_operator.endpoint.optimization.unused import NEW_SECONDS, unused_model_action
-from penstock_operator.endpoint.plan import ReconcilePlan, plan
-from penstock_operator.endpoint.snapshot import EndpointSnapshot
-from penstock_operator.endpoint.status import with_apply_failure
+from penstock_operator.endpoint.plan import plan
+from penstock_operator.endpoint.refused import with_apply_failure
+from penstock_operator.endpoint.snapshot import EndpointSnapshot, ReconcilePlan
 from penstock_operator.facts.findings import Event
 from penstock_operator.facts.names import ENDPOINT, MANAGED_BY, MANAGER, Ref
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.workloads import scale_entries
-from penstock_operator.metrics import COLLECTED, WRITES_SKIPPED
+from penstock_operator.metrics import WRITES_SKIPPED
 
 REPORTER = "penstock.dev/operator"
 REFUSED_SECONDS = 60.0
@@ -100,7 +89,8 @@ class Reconciler:
     async def reconcile(self, request: ReconcileRequest) -> float | None:
         """Seconds until the next reconcile; None: the resync is enough. ClusterError: retry."""
         if request.kind == "OptimizedModel":
-            return await self._reconcile_model(request.key)
+            write = partial(self._write_status, api.OPTIMIZED_MODEL, request.key)
+            return await reconcile_model(self._port, self._cache, request.key, write)
         try:
             again = await self._reconcile_endpoint(request.key)
         except BaseException:
@@ -130,18 +120,15 @@ class Reconciler:
                     return None
         models = self._models(key.namespace, observed)
         problem = await self._act(key, planned, models, versions)
-        status = (
-            planned.status
-            if problem is None
-            else with_apply_failure(
-                planned.status, problem.message, observed.now, forbidden=isinstance(problem, Forbidden)
-            )
-        )
+        status = planned.status
+        if problem is not None:
+            forbidden = isinstance(problem, Forbidden)
+            status = with_apply_failure(status, problem.message, observed.now, forbidden=forbidden)
         for event in planned.events:
             await self._post_event(event, observed.endpoint)
         if problem is not None:
             await self._post_event(Event("Warning", Reason.APPLY_FAILED, str(problem)), observed.endpoint)
-        await self._write_status(MODEL_ENDPOINT, key, entry, status)
+        await self._write_status(api.MODEL_ENDPOINT, key, entry, status)
         if problem is not None or observed.conflicting:
             # The API server may accept later an object that it refuses today (a quota, an admission policy); names
             # become free.
@@ -206,11 +193,11 @@ class Reconciler:
         refused: dict[str, datetime | None] = {}
         for value in planned.apply:
             place = key_of(value)
-            if value["kind"] == JOB.name and problem is not None:
+            if value["kind"] == api.JOB.name and problem is not None:
                 # It needs what comes before it: its input, and the NetworkPolicy without which its network is open.
                 continue
             try:
-                if value["kind"] == OPTIMIZED_MODEL.name and place in models:
+                if value["kind"] == api.OPTIMIZED_MODEL.name and place in models:
                     await self._apply(value, version=models[place].version)
                     await self._give_up(value)
                     models[place] = self._cache.models.get(place) or models[place]
@@ -218,7 +205,7 @@ class Reconciler:
                     ref = Ref(value["kind"], place.name)
                     if ref in planned.taken_over:
                         await self._take_over_replicas(place)
-                    goes_back = planned.template_of and ref == Ref(DEPLOYMENT.name, key.name)
+                    goes_back = planned.template_of and ref == Ref(api.DEPLOYMENT.name, key.name)
                     chosen = await self._with_template_of(value, planned.template_of) if goes_back else value
                     await self._apply(chosen, version=versions.get(ref))
                 # Of several Deployments, such as the gateway's, the first refusal counts.
@@ -228,24 +215,24 @@ class Reconciler:
                 refused[value["kind"]] = datetime.now(UTC)
         slots = self._cache.slots
         for name, line, decision in (
-            (JOB.name, slots.optimizations, planned.optimization),
-            (DEPLOYMENT.name, slots.rollouts, planned.rollout),
+            (api.JOB.name, slots.optimizations, planned.optimization),
+            (api.DEPLOYMENT.name, slots.rollouts, planned.rollout),
         ):
             if name in refused:
                 slots.answered(line, decision, refused[name])
-        deployment = self._stores[DEPLOYMENT].get(key)
+        deployment = self._stores[api.DEPLOYMENT].get(key)
         if planned.scaled is not None and deployment is not None:
             try:
                 number, uid = planned.scaled, deployment.uid
-                self._stores[DEPLOYMENT].put(
-                    await self._port.scale(DEPLOYMENT, key.name, key.namespace, number, uid=uid)
+                self._stores[api.DEPLOYMENT].put(
+                    await self._port.scale(api.DEPLOYMENT, key.name, key.namespace, number, uid=uid)
                 )
             except (Refused, Forbidden) as error:
                 problem = problem or error
         for write in planned.optimized_status:
             place = ObjectKey(key.namespace, write.name)
             if place in models:
-                await self._write_status(OPTIMIZED_MODEL, place, models[place], write.status)
+                await self._write_status(api.OPTIMIZED_MODEL, place, models[place], write.status)
         return problem or kept
 
     async def _apply(self, value: Json, *, version: int | None = None) -> None:
@@ -279,14 +266,14 @@ class Reconciler:
         if known is None or "ownerReferences" in metadata:
             return
         owners = known.facts.value["metadata"].get("ownerReferences") or []
-        ours = [owner for owner in owners if owner.get("kind") == MODEL_ENDPOINT.name]
+        ours = [owner for owner in owners if owner.get("kind") == api.MODEL_ENDPOINT.name]
         for taken in ({"ownerReferences": ours}, {}) if ours else ():
             self._cache.models.put(await self._port.apply({**value, "metadata": {**metadata, **taken}}))
 
     async def _with_template_of(self, value: Json, name: str) -> Json:
         """The Deployment with the pod template of its ReplicaSet of this name; as it is, paused, if that is gone."""
         place = key_of(value)
-        async for page in self._port.pages(REPLICA_SET, place.namespace, labels=f"{ENDPOINT}={place.name}"):
+        async for page in self._port.pages(api.REPLICA_SET, place.namespace, labels=f"{ENDPOINT}={place.name}"):
             for found in page.items:
                 if found["metadata"]["name"] == name:
                     return with_template_of(value, found)
@@ -295,10 +282,10 @@ class Reconciler:
     async def _take_over_replicas(self, place: ObjectKey) -> None:
         """Remove the clients of the scale subresource from the owners of `spec.replicas`: applying the count that
         they have set would make both owners."""
-        found = await self._port.get(DEPLOYMENT, place.name, place.namespace)
+        found = await self._port.get(api.DEPLOYMENT, place.name, place.namespace)
         others = scale_entries((found or {}).get("metadata", {}).get("managedFields") or [])
         if found is not None and others:
-            self._stores[DEPLOYMENT].put(await self._port.remove_owners(DEPLOYMENT, found, others))
+            self._stores[api.DEPLOYMENT].put(await self._port.remove_owners(api.DEPLOYMENT, found, others))
 
     async def _write_status(
         self, kind: ResourceKind, place: ObjectKey, entry: StoreEntry[PackedObject], status: Json
@@ -329,29 +316,10 @@ class Reconciler:
         self._written[kind, place] = _Written(wanted, _digest(result.get("status") or {}))
         self._stores[kind].put(result)
 
-    async def _reconcile_model(self, key: ObjectKey) -> float | None:
-        """Mark, keep or delete an OptimizedModel that no endpoint may be using."""
-        entry, facts = self._cache.models.get(key), self._cache.model(key)
-        if entry is None or facts is None:
-            return None
-        outcome = unused_model_action(facts, now=datetime.now(UTC), settings=self._cache.settings)
-        if outcome.delete and self._cache.is_awaited(key):
-            return NEW_SECONDS
-        if outcome.status is not None:
-            await self._write_status(OPTIMIZED_MODEL, key, entry, outcome.status.status)
-        if outcome.delete and await self._port.delete(OPTIMIZED_MODEL, key.name, key.namespace, uid=entry.uid):
-            COLLECTED.inc()
-            logger.info(
-                "deleted OptimizedModel %s: no endpoint uses it",
-                key,
-                extra=log_event("OptimizedModelDeleted", object=str(key), reason="Unused"),
-            )
-        return outcome.requeue_seconds
-
     async def _still_exists(self, key: ObjectKey, uid: str) -> bool:
         """Look the endpoint up before creating objects for it. If its deletion was missed, the garbage collector
         would delete the operator's objects, again and again."""
-        live = await self._port.get(MODEL_ENDPOINT, key.name, key.namespace)
+        live = await self._port.get(api.MODEL_ENDPOINT, key.name, key.namespace)
         if live is None:
             self._cache.endpoints.remove(key)
             return False
@@ -392,7 +360,7 @@ class Reconciler:
         place = ObjectKey(key.namespace, source[0]) if source is not None else None
         if place is None or place in self._cache.texts:
             return
-        while not self._cache.put_texts(place, await self._port.get(CONFIG_MAP, place.name, place.namespace)):
+        while not self._cache.put_texts(place, await self._port.get(api.CONFIG_MAP, place.name, place.namespace)):
             logger.debug("ConfigMap %s changed while it was read: reading it again", place)
 
     async def _post_event(self, event: Event, endpoint: Json) -> None:
@@ -403,8 +371,8 @@ class Reconciler:
         try:
             await self._port.create(
                 {
-                    "apiVersion": EVENT.api_version,
-                    "kind": EVENT.name,
+                    "apiVersion": api.EVENT.api_version,
+                    "kind": api.EVENT.name,
                     "metadata": {"name": f"{metadata['name']}.{digest}", "namespace": metadata["namespace"]},
                     "eventTime": now.isoformat(timespec="microseconds").replace("+00:00", "Z"),
                     "reportingController": REPORTER,
@@ -414,11 +382,9 @@ class Reconciler:
                     "reason": event.reason,
                     "note": event.message[:NOTE_LIMIT],
                     "regarding": {
-                        "apiVersion": MODEL_ENDPOINT.api_version,
-                        "kind": MODEL_ENDPOINT.name,
-                        "name": metadata["name"],
-                        "namespace": metadata["namespace"],
-                        "uid": metadata["uid"],
+                        "apiVersion": api.MODEL_ENDPOINT.api_version,
+                        "kind": api.MODEL_ENDPOINT.name,
+                        **{field: metadata[field] for field in ("name", "namespace", "uid")},
                     },
                 }
             )

@@ -26,7 +26,7 @@ from penstock_operator.endpoint.spec import ParsedEndpoint, refusal, refused_sto
 from penstock_operator.facts.findings import Finding, no, sentence, stopped, unknown, yes
 from penstock_operator.facts.names import ENDPOINT, gateway_names
 from penstock_operator.facts.pods import RuntimePod
-from penstock_operator.facts.reasons import Reason
+from penstock_operator.facts.reasons import MODEL_FAILURES, Reason
 from penstock_operator.facts.workloads import DeploymentFacts, OptimizedModelFacts
 from penstock_operator.limits.concurrency import SlotDecision
 
@@ -163,16 +163,6 @@ ACCEPTANCE_RULES = (
 """In the order in which they are reported."""
 
 
-MODEL_FAILURES = {
-    "ModelNotFound",
-    "ModelAccessDenied",
-    "ModelUnavailable",
-    "ModelUnusable",
-    "UnsafeModel",
-    "CorruptModel",
-    "UnsupportedModel",
-}
-"""Failures caused by the model itself or by its download."""
 DIGITS = 12
 """Digits of a digest in messages."""
 
@@ -191,8 +181,9 @@ def model_resolved(endpoint: ParsedEndpoint, wanted: OptimizationState | None) -
         size = f"{result.parameters / 1e6:.4g} million weights" if result.parameters else "its weights"
         digest = f", digest {result.model_digest.removeprefix('sha256:')[:DIGITS]}" if result.model_digest else ""
         return yes(Reason.RESOLVED, f"{model} was read: {size}{digest}.")
-    failure = wanted.status.failure
-    if failure is not None and failure.reason in MODEL_FAILURES and not _runs_again(wanted):
+    failure, running = wanted.status.failure, wanted.running
+    runs_again = running is not None and running.started
+    if failure is not None and failure.reason in MODEL_FAILURES and not runs_again:
         return no(failure.reason, failure_text(wanted))
     if wanted.status.baseline is not None:
         return yes(Reason.RESOLVED, f"{model} was read, and its fp32 graph is published.")
@@ -270,10 +261,6 @@ def accuracy(wanted: OptimizationState | None, serving: ServingChoice | None) ->
     if not result.accuracy.within_budget:
         return no(Reason.OVER_BUDGET, f"{verdict} Loosen optimization.accuracy, or allow other engines or precisions.")
     return yes(Reason.WITHIN_BUDGET, verdict or f"Judged on {result.accuracy.texts} texts.")
-
-
-def _runs_again(wanted: OptimizationState) -> bool:
-    return wanted.running is not None and wanted.running.started
 
 
 def short_digest(digest: str) -> str:

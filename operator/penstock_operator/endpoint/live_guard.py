@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from penstock.resources.conditions import timestamp
 from penstock.resources.endpoint_parts.guard import GuardAction, LiveGuard
 from penstock.resources.rollout_status import GuardAlarm, GuardStatus
-from penstock.resources.status import timestamp
 from penstock.tasks import TaskName
 from penstock_operator.endpoint.serving import ServingChoice
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
@@ -66,7 +66,7 @@ def guard_live(
     level = 1 / live.false_returns
     figures = f"{answers} answers of {_pods(len(found))} were compared with those of fp32"
     if not found:
-        message = "No pod has compared answers yet. An artefact of an older version has no limits to compare with."
+        message = "No pod has compared answers yet, or the artefact has no limits for it: optimise again (guard.live)."
         return LiveGuardPlan(serving, unknown(Reason.WATCHING, message), status)
     if _mean([one.check for one in found]) >= level:
         message = (

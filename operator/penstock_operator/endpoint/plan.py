@@ -15,9 +15,9 @@ The same observation gives the same plan. Planning again after the plan was carr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import OptimizedModelStatus, optimized_model_name
@@ -47,6 +47,7 @@ from penstock_operator.endpoint.optimization.runs import ended_jobs, next_run, r
 from penstock_operator.endpoint.pods.judging import PinVerdict, PodProblem, judge_pinning, pod_problems
 from penstock_operator.endpoint.pods.placement import PodRequirements, missing_for
 from penstock_operator.endpoint.pods.template import runtime_memory
+from penstock_operator.endpoint.refused import invalid_spec_status
 from penstock_operator.endpoint.replica_count import (
     SCALER_MODES,
     ReplicaTarget,
@@ -55,63 +56,17 @@ from penstock_operator.endpoint.replica_count import (
     scaling_events,
 )
 from penstock_operator.endpoint.serving import ServingChoice, choose
-from penstock_operator.endpoint.snapshot import REPORT_SECONDS, EndpointSnapshot, Part, StatusWrite
+from penstock_operator.endpoint.snapshot import REPORT_SECONDS, EndpointSnapshot, Part, ReconcilePlan
 from penstock_operator.endpoint.spec import HardwareClasses, ParsedEndpoint, read_endpoint
-from penstock_operator.endpoint.status import (
-    EndpointState,
-    conditions_of,
-    endpoint_status,
-    events,
-    invalid_spec_status,
-    read_status,
-)
-from penstock_operator.facts.findings import Event, Finding
-from penstock_operator.facts.names import TEMPLATE_HASH, Json, Ref, canary_name, gateway_names
+from penstock_operator.endpoint.status import EndpointState, conditions_of, endpoint_status, events, read_status
+from penstock_operator.facts.findings import Finding
+from penstock_operator.facts.names import TEMPLATE_HASH, Ref, canary_name, gateway_names
 from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.routes import HTTP_ROUTE, INGRESS
 from penstock_operator.facts.workloads import OptimizedModelFacts
-from penstock_operator.limits.concurrency import Line, SlotDecision
+from penstock_operator.limits.concurrency import Line
 from penstock_operator.limits.quotas import WAITING_SECONDS, Allocation, QuotaShare
-
-
-@dataclass(frozen=True)
-class ReconcilePlan:
-    """What to do now for one endpoint. Carrying it out and planning again gives no further action."""
-
-    apply: tuple[Json, ...] = ()
-    """Desired objects in the order to apply them: server-side apply as field manager `penstock-operator`, with force.
-    Fields that are left out (such as `replicas` where an HPA scales) are not owned by the operator."""
-    guarded: frozenset[Ref] = frozenset()
-    """Desired objects to apply only if they have not changed since this plan was made."""
-    taken_over: frozenset[Ref] = frozenset()
-    """Deployments of which the operator takes over `spec.replicas`: other owners of the field are removed first."""
-    scaled: int | None = None
-    """Replicas of the present Deployment. Its other fields stay as they are. None: it is applied, or stays."""
-    template_of: str = ""
-    """The ReplicaSet that gives the applied Deployment its pod template; empty: it has its own."""
-    delete: tuple[Ref, ...] = ()
-    """Existing objects to delete before anything is applied, with background propagation."""
-    status: Json = field(default_factory=dict)
-    """The whole status of the ModelEndpoint, to write if it differs from the present one."""
-    optimized_status: tuple[StatusWrite, ...] = ()
-    """Statuses of existing OptimizedModels. A new OptimizedModel gets its status with the next plan."""
-    events: tuple[Event, ...] = ()
-    allocation: Allocation | None = None
-    """What of the namespace's quota the endpoint gets with this plan; None: there is no quota, or it gets nothing."""
-    optimization: SlotDecision | None = None
-    """Whether the job that is to begin has a slot; None: there is none, or no limit."""
-    rollout: SlotDecision | None = None
-    """The same of the rollout."""
-    requeue_seconds: float | None = None
-    """Plan again after this time even without an event; None: the resync is enough."""
-
-    def object(self, kind: str, name: str | None = None) -> dict[str, Any] | None:
-        """The desired object of this kind (and name), if there is one."""
-        for value in self.apply:
-            if value["kind"] == kind and name in {None, value["metadata"]["name"]}:
-                return value
-        return None
 
 
 def plan(observed: EndpointSnapshot) -> ReconcilePlan:
@@ -147,7 +102,7 @@ def plan(observed: EndpointSnapshot) -> ReconcilePlan:
         others=bool(left_over(observed.scalers, endpoint.spec.scaling.mode)),
         most=most,
     )
-    quota = _quota_part(endpoint, observed, share, count, acceptance)
+    allocation, quota = _quota_part(endpoint, observed, share, count, acceptance)
     objects = _Objects((), count)
     if acceptance.true:
         objects = _objects(endpoint, observed, serving, count, classes=classes, canary=before.canary, most=most)
@@ -178,9 +133,9 @@ def plan(observed: EndpointSnapshot) -> ReconcilePlan:
         canary=objects.rollout.canary,
         live=live,
     )
-    parts = (models.part, quota.part, *objects.parts, exposure.part, pods.part)
+    parts = (models.part, quota, *objects.parts, exposure.part, pods.part)
     return _sum(
-        state, before, parts, objects, allocation=quota.allocation if objects.allocation is None else objects.allocation
+        state, before, parts, objects, allocation=allocation if objects.allocation is None else objects.allocation
     )
 
 
@@ -306,27 +261,22 @@ def _assess(
     return with_conditions(with_measured_capacity(state, observed.pods), facts, observed.now)
 
 
-class _Quota(NamedTuple):
-    allocation: Allocation | None
-    part: Part
-
-
 def _quota_part(
     endpoint: ParsedEndpoint,
     observed: EndpointSnapshot,
     share: QuotaShare | None,
     count: ReplicaTarget,
     acceptance: Finding,
-) -> _Quota:
+) -> tuple[Allocation | None, Part]:
     """The endpoint's allocation of the namespace's quota with this plan, and when to look at the quota again."""
     if share is None or not acceptance.true:
         waits = share is not None and acceptance.reason == Reason.QUOTA_EXCEEDED
-        return _Quota(None, Part(requeue=(share.waiting_seconds,) if share is not None and waits else ()))
+        return None, Part(requeue=(share.waiting_seconds,) if share is not None and waits else ())
     scaling, replicas = endpoint.spec.scaling, count.wanted
     if scaling.mode in SCALER_MODES and not endpoint.spec.suspend:
         replicas = max(replicas, bounds(endpoint, observed, share.most).most)
     limited = share.most <= replicas and share.most < scaling.max_replicas
-    return _Quota(share.allocation(replicas), Part(requeue=(WAITING_SECONDS,) if limited else ()))
+    return share.allocation(replicas), Part(requeue=(WAITING_SECONDS,) if limited else ())
 
 
 class _Objects(NamedTuple):

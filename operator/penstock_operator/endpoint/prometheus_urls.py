@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
 
-from penstock.resources.text_fields import PROMETHEUS_URL_PATTERN
+from penstock.resources.fields.text_fields import PROMETHEUS_URL_PATTERN
 from penstock_operator.endpoint.pods.network import METADATA_ADDRESSES
 from penstock_operator.facts.installation import PlanSettings
 

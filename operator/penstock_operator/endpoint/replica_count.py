@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from penstock.resources.conditions import timestamp
 from penstock.resources.endpoint_parts.scaling import ScalingMode
-from penstock.resources.status import ScalingStatus, timestamp
+from penstock.resources.status import ScalingStatus
 from penstock_operator.decide import Cause
 from penstock_operator.endpoint.prometheus_urls import url_problem
 from penstock_operator.endpoint.snapshot import EndpointSnapshot

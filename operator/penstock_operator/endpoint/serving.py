@@ -10,17 +10,15 @@ from dataclasses import dataclass
 
 from penstock.hardware import NeuronGeneration
 from penstock.resources.endpoint import OptimizationMode
-from penstock.resources.optimized_model import OptimizedModelSpec, OptimizedModelStatus
+from penstock.resources.optimized_model import OptimizedModelStatus
 from penstock.resources.result import ArtefactReference, Result
 from penstock.tasks import TaskName
 from penstock_operator.endpoint.optimization.index_gate import refused_by_index
 from penstock_operator.endpoint.optimization.model import OptimizationState, artefact_uri, status_of, target_of
+from penstock_operator.endpoint.optimization.replaces import why_worse, without_toolchain
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.workloads import DeploymentFacts, OptimizedModelFacts
-
-WORSE_SHARE = 0.9
-"""A result with less than this share of the present capacity, measured alike, is worse; less difference is noise."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +94,9 @@ def choose(
     if wanted is not None and wanted.ready and wanted.status.artefact is not None:
         worse = "" if spec.vector_space is None else refused_by_index(wanted)
         if serving is not None and present and wanted.name != serving.name:
-            worse = worse or _why_worse(wanted, serving)
+            worse = worse or why_worse(wanted, serving)
         if worse and present:
-            same = serving is not None and _without_toolchain(wanted.spec) == _without_toolchain(serving.spec)
+            same = serving is not None and without_toolchain(wanted.spec) == without_toolchain(serving.spec)
             known = serving and _of(serving, _reference(serving.status, present), kept=worse, same_spec=same)
             return known or _unknown(endpoint, present, deployment, kept=worse)
         return None if worse else _of(wanted, wanted.status.artefact)
@@ -115,44 +113,6 @@ def choose(
         # whenNoCandidate: Fail does not allow the fp32 graph either.
         return None
     return _of(wanted, wanted.status.baseline) if wanted.status.baseline is not None else None
-
-
-def _why_worse(new: OptimizationState, old: OptimizationState) -> str:
-    """Why the result of the present spec should not replace what serves; empty when it should.
-
-    Capacities are compared only where nothing but the version of the optimiser differs: a changed spec is
-    something else.
-    """
-    found, present = new.status.result, old.status.result
-    if found is None or present is None:
-        return ""
-    if present.accuracy.within_budget and not found.accuracy.within_budget:
-        return f"the new result is outside its accuracy budget ({found.accuracy.reason})"
-    now_on, before_on = new.spec.toolchain.target, old.spec.toolchain.target
-    # The processor of a compile job has no part in the measurements.
-    alike = now_on is before_on and (now_on is not None or found.cpu.isa is present.cpu.isa)
-    if _without_toolchain(new.spec) != _without_toolchain(old.spec) or not alike:
-        return ""
-    if found.capacity.provisional or present.capacity.provisional:
-        return ""
-    for unit, now, before in (
-        ("requests/s", found.capacity.requests_per_second, present.capacity.requests_per_second),
-        ("tokens/s", _tokens_per_second(found), _tokens_per_second(present)),
-    ):
-        if before and (now is None or now < WORSE_SHARE * before):
-            return (
-                f"the new result takes {0 if now is None else now:.4g} {unit} within the objective, "
-                f"and what serves takes {before:.4g}"
-            )
-    return ""
-
-
-def _tokens_per_second(result: Result) -> float | None:
-    return None if result.token_capacity is None else result.token_capacity.tokens_per_second
-
-
-def _without_toolchain(spec: OptimizedModelSpec) -> object:
-    return spec.model_dump(exclude={"toolchain"})
 
 
 def _of(

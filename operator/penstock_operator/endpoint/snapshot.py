@@ -1,4 +1,4 @@
-"""The input of a plan: the observations of the cluster for one endpoint, at one moment.
+"""The input of a plan, the observations of the cluster for one endpoint at one moment, and its output.
 
 `penstock_operator.facts` has the values, so that tests can state facts instead of whole API objects.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.findings import Event, Finding
@@ -17,8 +18,8 @@ from penstock_operator.facts.pods import Neighbour, RuntimePod
 from penstock_operator.facts.routes import HostClaim, RouteFacts
 from penstock_operator.facts.scaling import CanaryReport, DesiredScale, ScalerFacts
 from penstock_operator.facts.workloads import DeploymentFacts, OptimizedModelFacts, ReplicaSetFacts
-from penstock_operator.limits.concurrency import Line
-from penstock_operator.limits.quotas import NamespaceUse
+from penstock_operator.limits.concurrency import Line, SlotDecision
+from penstock_operator.limits.quotas import Allocation, NamespaceUse
 
 
 @dataclass(frozen=True)
@@ -103,3 +104,42 @@ class EndpointSnapshot:
     """Its Ingress or HTTPRoute."""
     host_claims: tuple[HostClaim, ...] = ()
     """The other endpoints of the cluster that name the same host or have it."""
+
+
+@dataclass(frozen=True)
+class ReconcilePlan:
+    """What to do now for one endpoint. Carrying it out and planning again gives no further action."""
+
+    apply: tuple[Json, ...] = ()
+    """Desired objects in the order to apply them: server-side apply as field manager `penstock-operator`, with force.
+    Fields that are left out (such as `replicas` where an HPA scales) are not owned by the operator."""
+    guarded: frozenset[Ref] = frozenset()
+    """Desired objects to apply only if they have not changed since this plan was made."""
+    taken_over: frozenset[Ref] = frozenset()
+    """Deployments of which the operator takes over `spec.replicas`: other owners of the field are removed first."""
+    scaled: int | None = None
+    """Replicas of the present Deployment. Its other fields stay as they are. None: it is applied, or stays."""
+    template_of: str = ""
+    """The ReplicaSet that gives the applied Deployment its pod template; empty: it has its own."""
+    delete: tuple[Ref, ...] = ()
+    """Existing objects to delete before anything is applied, with background propagation."""
+    status: Json = field(default_factory=dict)
+    """The whole status of the ModelEndpoint, to write if it differs from the present one."""
+    optimized_status: tuple[StatusWrite, ...] = ()
+    """Statuses of existing OptimizedModels. A new OptimizedModel gets its status with the next plan."""
+    events: tuple[Event, ...] = ()
+    allocation: Allocation | None = None
+    """What of the namespace's quota the endpoint gets with this plan; None: there is no quota, or it gets nothing."""
+    optimization: SlotDecision | None = None
+    """Whether the job that is to begin has a slot; None: there is none, or no limit."""
+    rollout: SlotDecision | None = None
+    """The same of the rollout."""
+    requeue_seconds: float | None = None
+    """Plan again after this time even without an event; None: the resync is enough."""
+
+    def object(self, kind: str, name: str | None = None) -> dict[str, Any] | None:
+        """The desired object of this kind (and name), if there is one."""
+        for value in self.apply:
+            if value["kind"] == kind and name in {None, value["metadata"]["name"]}:
+                return value
+        return None

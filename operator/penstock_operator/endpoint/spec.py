@@ -8,7 +8,7 @@ of the nodes, use service accounts with a cloud role, or run on nodes that are r
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -18,10 +18,11 @@ from pydantic import ValidationError
 from penstock.errors import PenstockError, SpecError, closest
 from penstock.hardware import NeuronGeneration
 from penstock.resources.core import ModelSource, Scheme
-from penstock.resources.endpoint import GatewayMode, ModelEndpoint, ModelEndpointSpec
+from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
+from penstock.resources.endpoint_parts.rollout import GatewayMode
 from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
 from penstock_operator.facts.findings import Finding, no, sentence
-from penstock_operator.facts.installation import AllowList, PlanSettings
+from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import (
     API_VERSION,
     DEFAULT_ACCOUNT,
@@ -31,23 +32,15 @@ from penstock_operator.facts.names import (
     runtime_labels,
 )
 from penstock_operator.facts.reasons import Reason
-from penstock_operator.facts.tenants import allowed_sources, is_covered
+from penstock_operator.facts.tenants import (
+    AllowList,
+    allowed_sources,
+    is_allowed,
+    is_covered,
+    is_of_the_system,
+    is_well_known,
+)
 
-_WELL_KNOWN_DOMAINS = (
-    "kubernetes.io", "k8s.io", "x-k8s.io", "karpenter.sh", "openshift.io",
-    # Cloud roles.
-    "azure.workload.identity", "iam.amazonaws.com", "eks.amazonaws.com", "iam.gke.io", "cloud.google.com",
-    # Networks and addresses of a pod.
-    "k8s.v1.cni.cncf.io", "v1.multus-cni.io", "cni.projectcalico.org", "projectcalico.org", "cilium.io", "ovn.org",
-    "vpc.amazonaws.com",
-    # Containers, files and secrets that a webhook adds.
-    "istio.io", "linkerd.io", "consul.hashicorp.com", "vault.hashicorp.com", "dapr.io", "opentelemetry.io",
-    # Seccomp and devices of older runtimes and of CRI-O.
-    "container.apparmor.security.beta.kubernetes.io", "cdi.k8s.io", "io.kubernetes.cri-o", "nvidia.com",
-)  # fmt: skip
-"""Domains that Kubernetes, or what runs on many clusters, reads: `*` alone does not allow their names."""
-_WELL_KNOWN_LABELS = frozenset({"app", "k8s-app", "name", "run", "component", "tier", "release", "aadpodidbinding"})
-"""Labels without a domain by which Services or cloud identities often select pods."""
 _SHOWN = 80
 """Characters of a name in a message."""
 
@@ -275,37 +268,11 @@ def _refused(spec: ModelEndpointSpec, allowed: AllowList) -> Iterator[tuple[str,
         if not is_allowed(key, allowed.annotations, is_well_known):
             yield "annotations", key, "policy.pod.annotations"
     priority = pod.priority_class_name
-    if priority is not None and not is_allowed(priority, allowed.priority_classes, _is_of_the_system):
+    if priority is not None and not is_allowed(priority, allowed.priority_classes, is_of_the_system):
         yield "priorityClassName", priority, "policy.pod.priorityClasses"
     account = pod.service_account_name
     if account not in {None, DEFAULT_ACCOUNT} and not is_allowed(account, allowed.service_accounts, lambda _: False):
         yield "serviceAccountName", account, "policy.pod.serviceAccounts"
-
-
-def is_allowed(name: str, patterns: Sequence[str], reserved: Callable[[str], bool]) -> bool:
-    """Whether a pattern matches: the name itself, or its beginning followed by `*`.
-
-    A reserved name needs a pattern that begins like a reserved one: `*` alone does not allow `node.kubernetes.io/x`.
-    """
-    for pattern in patterns:
-        start = pattern.removesuffix("*")
-        if name == pattern:
-            return True
-        if start != pattern and name.startswith(start) and (reserved(start) or not reserved(name)):
-            return True
-    return False
-
-
-def is_well_known(key: str) -> bool:
-    """Whether a label, annotation or taint has a meaning for Kubernetes, or for what runs on most clusters."""
-    domain, slash, _ = key.rpartition("/")
-    if not slash:
-        return key in _WELL_KNOWN_LABELS
-    return any(domain == known or domain.endswith(f".{known}") for known in _WELL_KNOWN_DOMAINS)
-
-
-def _is_of_the_system(priority_class: str) -> bool:
-    return priority_class.startswith("system-")
 
 
 def _listed(names: Sequence[str]) -> str:

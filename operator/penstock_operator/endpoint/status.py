@@ -12,20 +12,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.capacity import per_million, per_month
-from penstock.resources.endpoint import OptimizationMode
-from penstock.resources.hardware_class import HardwareClassSpec
-from penstock.resources.status import (
+from penstock.prices.pod_costs import per_million, per_month
+from penstock.resources.conditions import (
     Condition,
-    ConditionStatus,
     ConditionType,
-    EndpointStatus,
-    PlanStatus,
-    ServedBefore,
     find_condition,
     timestamp,
     updated_conditions,
 )
+from penstock.resources.endpoint import OptimizationMode
+from penstock.resources.hardware_class import HardwareClassSpec
+from penstock.resources.status import EndpointStatus, PlanStatus, ServedBefore
 from penstock_operator.endpoint.conditions import accuracy, available, model_resolved, optimized, progressing
 from penstock_operator.endpoint.live_guard import LiveGuardPlan
 from penstock_operator.endpoint.objects import gateway
@@ -49,7 +46,7 @@ from penstock_operator.endpoint.spec import ParsedEndpoint, hardware_class
 from penstock_operator.facts.findings import TRUE, UNKNOWN, Event, Finding, clipped, no, unknown, yes
 from penstock_operator.facts.names import Json, runtime_selector
 from penstock_operator.facts.pods import RuntimePod
-from penstock_operator.facts.reasons import Reason
+from penstock_operator.facts.reasons import NORMAL, UNFINISHED, WITHOUT_EVENTS, Reason
 from penstock_operator.limits.concurrency import SlotDecision
 
 NEEDED = (ConditionType.ACCEPTED, ConditionType.OPTIMIZED, ConditionType.AVAILABLE, ConditionType.CORES_PINNED)
@@ -65,17 +62,6 @@ measurement may have been left out.
 
 MetricsAvailable is in neither group: an endpoint serves without metrics; only its replica count no longer changes.
 """
-
-UNFINISHED = {
-    Reason.ROLLING_OUT,
-    Reason.ROLLOUT_QUEUED,
-    Reason.NO_ROOM_FOR_SURGE,
-    Reason.ROLLOUT_STUCK,
-    Reason.CANARY_RUNNING,
-    Reason.CANARY_REJECTED,
-    Reason.NAME_TAKEN,
-}
-"""Reasons of Progressing with which the pods do not, or not all, serve the present spec."""
 
 
 @dataclass(frozen=True)
@@ -223,59 +209,14 @@ def _parsed(entry: Mapping[str, Any]) -> Condition | None:
         return None
 
 
-WITH_EVENTS = (
-    ConditionType.ACCEPTED,
-    ConditionType.MODEL_RESOLVED,
-    ConditionType.OPTIMIZED,
-    ConditionType.ACCURACY_WITHIN_BUDGET,
-    ConditionType.INDEX_COMPATIBLE,
-    ConditionType.ANSWERS_AGREE,
-    ConditionType.CORES_PINNED,
-    ConditionType.AVAILABLE,
-    ConditionType.EXPOSED,
-    ConditionType.OBJECTIVE_MET,
-    ConditionType.METRICS_AVAILABLE,
-    ConditionType.CURVE_CURRENT,
-    ConditionType.PROGRESSING,
-)
-"""Conditions that post an Event when they change. Ready is left out: it repeats another condition."""
-NORMAL = {
-    Reason.OPTIMIZING,
-    Reason.OPTIMIZATION_PENDING,
-    Reason.OPTIMIZATION_QUEUED,
-    Reason.STARTING,
-    Reason.NOTHING_TO_SERVE,
-    Reason.SUSPENDED,
-    Reason.SCALED_TO_ZERO,
-    Reason.ROLLING_OUT,
-    Reason.ROLLOUT_QUEUED,
-    Reason.SCALING,
-    Reason.SETTLED,
-    Reason.NO_CURVE,
-    Reason.PROVISIONAL,
-}
-"""Reasons of false conditions that are not a problem: their Events have the type Normal."""
-WITHOUT_EVENTS = {
-    Reason.OPTIMIZATION_PENDING,
-    Reason.STARTING,
-    Reason.NOTHING_TO_SERVE,
-    Reason.SETTLED,
-    Reason.SCALING,
-    Reason.NOT_NEEDED,
-    Reason.NO_OBJECTIVE,
-    Reason.AS_MEASURED,
-    Reason.NO_CURVE,
-}
-"""Reasons that post no Event: every endpoint passes through them."""
-
-
 def events(before: Iterable[Condition], after: Iterable[Condition]) -> tuple[Event, ...]:
     """One Event for each condition with another status or reason."""
     old = tuple(before)
     found: dict[tuple[str, str], Event] = {}
     for condition in after:
         last = find_condition(old, condition.type)
-        if condition.type not in WITH_EVENTS or condition.status is UNKNOWN or condition.reason in WITHOUT_EVENTS:
+        if condition.status is UNKNOWN or condition.reason in WITHOUT_EVENTS or condition.type == ConditionType.READY:
+            # Ready repeats another condition.
             continue
         if last is not None and (last.status, last.reason) == (condition.status, condition.reason):
             continue
@@ -287,7 +228,6 @@ def events(before: Iterable[Condition], after: Iterable[Condition]) -> tuple[Eve
 
 
 MAX_HISTORY = 5
-MESSAGE_LIMIT = 2048
 
 
 def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], before: EndpointStatus) -> EndpointStatus:
@@ -307,7 +247,7 @@ def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], befor
         plan=_with_cost(state, shown, replicas),
         replicas=replicas,
         ready_replicas=present.ready if present is not None else 0,
-        selector=label_selector(endpoint.name),
+        selector=",".join(f"{key}={value}" for key, value in sorted(runtime_selector(endpoint.name).items())),
         url=endpoint.url,
         public_url=state.exposure.url,
         p95=p95,
@@ -343,53 +283,12 @@ def _model_of_spec(state: EndpointState) -> str:
     return state.serving.optimized_model if pins and state.serving is not None and state.acceptance.true else ""
 
 
-def invalid_spec_status(observed: EndpointSnapshot, why: Finding) -> EndpointStatus:
-    """The status of an endpoint with a spec that cannot be parsed: Accepted is false, all other conditions are
-    unknown."""
-    status = observed.endpoint.get("status") or {}
-    generation = int(observed.endpoint["metadata"].get("generation") or 1)
-    findings: dict[str, Finding] = {kind: unknown(Reason.NOT_ACCEPTED, why.message) for kind in ConditionType}
-    if not (observed.endpoint.get("spec") or {}).get("exposure"):
-        del findings[ConditionType.EXPOSED]
-    del findings[ConditionType.ANSWERS_AGREE]
-    findings[ConditionType.ACCEPTED] = why
-    findings[ConditionType.READY] = no(why.reason, why.message)
-    written = conditions(findings, before=status.get("conditions") or (), generation=generation, now=observed.now)
-    update = {"conditions": written, "observed_generation": generation, "reason": str(why.reason)}
-    return read_status(status).model_copy(update=update)
-
-
-def with_apply_failure(status: Json, message: str, now: datetime, *, forbidden: bool) -> Json:
-    """The status with Ready false because the API server refused an object. `message`: the API server's message."""
-    known = EndpointStatus.model_validate(status)
-    remedy = (
-        "A ResourceQuota, an admission policy or missing rights of the operator's service account forbid it"
-        if forbidden
-        else "An admission policy may ask for other fields; spec.pod has labels, annotations and more"
-    )
-    failed = Condition(
-        type=ConditionType.READY,
-        status=ConditionStatus.FALSE,
-        reason=str(Reason.APPLY_FAILED),
-        message=f"{message}. {remedy}."[:MESSAGE_LIMIT],
-        observed_generation=known.observed_generation,
-        last_transition_time=timestamp(now),
-    )
-    update = {"conditions": updated_conditions(known.conditions, [failed]), "reason": str(Reason.APPLY_FAILED)}
-    return known.model_copy(update=update).to_object()
-
-
 def read_status(value: Json) -> EndpointStatus:
     """Parse the present status; an empty status when it is not valid (another program wrote it)."""
     try:
         return EndpointStatus.model_validate(value)
     except ValidationError:
         return EndpointStatus()
-
-
-def label_selector(name: str) -> str:
-    """The label selector of the runtime pods, for the scale subresource."""
-    return ",".join(f"{key}={value}" for key, value in sorted(runtime_selector(name).items()))
 
 
 def plan_status(
@@ -468,15 +367,8 @@ def _with_cost(state: EndpointState, shown: PlanStatus | None, replicas: int) ->
     result = serving.result
     rate = None if result is None or result.capacity.provisional else result.requests_per_second
     planned = (rate or 0.0) * state.endpoint.spec.scaling.headroom
-    return shown.model_copy(
-        update={
-            "cost_per_million": _rounded(per_million(per_hour, planned)) if planned > 0 else None,
-            "cost_per_month": _rounded(per_month(per_hour * replicas)),
-            "currency": price.currency,
-        }
-    )
-
-
-def _rounded(cost: float) -> float:
-    """Four significant digits: the status changes only where people see a difference."""
-    return float(f"{cost:.4g}")
+    million = per_million(per_hour, planned) if planned > 0 else None
+    costs = {"cost_per_million": million, "cost_per_month": per_month(per_hour * replicas)}
+    # Four significant digits: the status changes only where people see a difference.
+    rounded = {name: None if cost is None else float(f"{cost:.4g}") for name, cost in costs.items()}
+    return shown.model_copy(update={**rounded, "currency": price.currency})

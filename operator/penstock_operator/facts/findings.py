@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.resources.status import ConditionStatus
+from penstock.resources.conditions import ConditionStatus
 
 MESSAGE_LIMIT = 2048
 """Characters; the API allows 32,768, but people read these."""

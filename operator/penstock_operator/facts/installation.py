@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from penstock.artefact_store import StoreUri
 from penstock.hardware import NeuronGeneration
-from penstock_operator.facts.tenants import AllowedSources, HostRule, NamespaceQuota
+from penstock_operator.facts.tenants import AllowList, NamespaceQuota
 
 
 @dataclass(frozen=True)
@@ -20,37 +20,6 @@ class StoreVolume:
     """A folder of every node (shared between the nodes, unless the cluster has one node)."""
     claim: str = ""
     """The name of a PersistentVolumeClaim in the namespace of the endpoint."""
-
-
-@dataclass(frozen=True)
-class AllowList:
-    """The sources and pod settings that endpoints may use (`penstock_operator.endpoint.spec`). Names may end in `*`."""
-
-    file_prefixes: tuple[str, ...] = ()
-    """Folders of the nodes with models that `file://` sources may name: absolute paths without `.` and `..`."""
-    sources: tuple[AllowedSources, ...] = ()
-    """Other sources by namespace. Empty: all. As soon as there is a rule, a namespace has the sources of its rules."""
-    tolerations: tuple[str, ...] = ()
-    """Keys of taints."""
-    node_selectors: tuple[str, ...] = (
-        "kubernetes.io/arch",
-        "node.kubernetes.io/instance-type",
-        "topology.kubernetes.io/region",
-        "topology.kubernetes.io/zone",
-    )
-    """Keys of node labels."""
-    labels: tuple[str, ...] = ()
-    annotations: tuple[str, ...] = ()
-    priority_classes: tuple[str, ...] = ()
-    service_accounts: tuple[str, ...] = ()
-    """Service accounts in addition to `default`."""
-    ingress_annotations: tuple[str, ...] = ("cert-manager.io/*",)
-    """Keys of the annotations of Ingresses."""
-    hosts: tuple[HostRule, ...] = ()
-    """Hosts of Ingresses and HTTPRoutes; empty: no endpoint can be exposed."""
-    shared_artefacts: bool = False
-    """Namespaces share one store. Endpoints may pin any artefact in it, also one that no OptimizedModel of their
-    namespace has."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +108,7 @@ class PlanSettings:
     """KEDA is installed: the operator creates ScaledObjects for endpoints in the mode KEDA."""
     prometheus_url: str = ""
     """The Prometheus that KEDA queries when an endpoint names none."""
-    allowed: AllowList = AllowList()
+    allowed: AllowList = field(default_factory=AllowList)
     quotas: tuple[NamespaceQuota, ...] = ()
     """How much the endpoints of a namespace may have together."""
     metadata_for_accounts: bool = False

@@ -121,11 +121,6 @@ def model_labels(optimized_model: str) -> dict[str, str]:
     return {NAME: OPTIMIZER, INSTANCE: optimized_model, MANAGED_BY: MANAGER, OPTIMIZED_MODEL: optimized_model}
 
 
-def job_labels(optimized_model: str, attempt: int) -> dict[str, str]:
-    """Labels of an optimisation job and its pod."""
-    return {**model_labels(optimized_model), ATTEMPT: str(attempt)}
-
-
 def job_name(optimized_model: str, attempt: int) -> str:
     """The name of the job of this run."""
     return shortened(optimized_model, suffix=f"-{attempt}")

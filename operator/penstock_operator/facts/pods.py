@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from penstock.resources.fields.text_fields import is_quantity, parse_quantity
 from penstock.resources.result import CapacityFacts
-from penstock.resources.text_fields import is_quantity, parse_quantity
 from penstock.vector_space import SPACE_PATTERN
 from penstock_operator.facts.findings import clipped
 from penstock_operator.facts.names import (

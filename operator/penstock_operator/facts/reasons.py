@@ -133,3 +133,53 @@ class Reason(StrEnum):
     WAITING_TO_RETRY = "WaitingToRetry"
     WATCHING = "Watching"
     WITHIN_BUDGET = "WithinBudget"
+
+
+UNFINISHED = {
+    Reason.ROLLING_OUT,
+    Reason.ROLLOUT_QUEUED,
+    Reason.NO_ROOM_FOR_SURGE,
+    Reason.ROLLOUT_STUCK,
+    Reason.CANARY_RUNNING,
+    Reason.CANARY_REJECTED,
+    Reason.NAME_TAKEN,
+}
+"""Reasons of Progressing with which the pods do not, or not all, serve the present spec."""
+NORMAL = {
+    Reason.OPTIMIZING,
+    Reason.OPTIMIZATION_PENDING,
+    Reason.OPTIMIZATION_QUEUED,
+    Reason.STARTING,
+    Reason.NOTHING_TO_SERVE,
+    Reason.SUSPENDED,
+    Reason.SCALED_TO_ZERO,
+    Reason.ROLLING_OUT,
+    Reason.ROLLOUT_QUEUED,
+    Reason.SCALING,
+    Reason.SETTLED,
+    Reason.NO_CURVE,
+    Reason.PROVISIONAL,
+}
+"""Reasons of false conditions that are not a problem: their Events have the type Normal."""
+WITHOUT_EVENTS = {
+    Reason.OPTIMIZATION_PENDING,
+    Reason.STARTING,
+    Reason.NOTHING_TO_SERVE,
+    Reason.SETTLED,
+    Reason.SCALING,
+    Reason.NOT_NEEDED,
+    Reason.NO_OBJECTIVE,
+    Reason.AS_MEASURED,
+    Reason.NO_CURVE,
+}
+"""Reasons that post no Event: every endpoint passes through them."""
+MODEL_FAILURES = {
+    "ModelNotFound",
+    "ModelAccessDenied",
+    "ModelUnavailable",
+    "ModelUnusable",
+    "UnsafeModel",
+    "CorruptModel",
+    "UnsupportedModel",
+}
+"""Failures caused by the model itself or by its download."""

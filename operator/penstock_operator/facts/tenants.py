@@ -1,4 +1,4 @@
-"""The administrator's rules for namespaces: the sources of models, the quotas, and hosts.
+"""The administrator's rules: the sources of models, the quotas and hosts of namespaces, and the settings of pods.
 
 The chart's values `policy.allowedSources`, `policy.quotas` and `policy.exposure.hosts` are lists of such rules, each
 for the namespaces that its selector includes. `penstock_operator.limits.quotas` counts.
@@ -7,14 +7,16 @@ for the namespaces that its selector includes. `penstock_operator.limits.quotas`
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from penstock.resources.base import Spec, TextRule
+from penstock.resources.base import Spec
 from penstock.resources.core import ModelSource, Scheme
 from penstock.resources.endpoint_parts.exposure import HOST_PATTERN
+from penstock.resources.fields.rules import TextRule
 from penstock.resources.hardware_class import NamespaceSelector
 
 SourcePrefix = Annotated[
@@ -96,3 +98,80 @@ def is_covered(source: ModelSource, prefixes: Sequence[str]) -> bool:
         return True
     text = f"{source.scheme.value}://{source.location}/"
     return any(text.startswith(prefix if prefix.endswith("/") else f"{prefix}/") for prefix in prefixes)
+
+
+@dataclass(frozen=True)
+class AllowList:
+    """The sources and pod settings that endpoints may use (`penstock_operator.endpoint.spec`). Names may end in `*`."""
+
+    file_prefixes: tuple[str, ...] = ()
+    """Folders of the nodes with models that `file://` sources may name: absolute paths without `.` and `..`."""
+    sources: tuple[AllowedSources, ...] = ()
+    """Other sources by namespace. Empty: all. As soon as there is a rule, a namespace has the sources of its rules."""
+    tolerations: tuple[str, ...] = ()
+    """Keys of taints."""
+    node_selectors: tuple[str, ...] = (
+        "kubernetes.io/arch",
+        "node.kubernetes.io/instance-type",
+        "topology.kubernetes.io/region",
+        "topology.kubernetes.io/zone",
+    )
+    """Keys of node labels."""
+    labels: tuple[str, ...] = ()
+    annotations: tuple[str, ...] = ()
+    priority_classes: tuple[str, ...] = ()
+    service_accounts: tuple[str, ...] = ()
+    """Service accounts in addition to `default`."""
+    ingress_annotations: tuple[str, ...] = ("cert-manager.io/*",)
+    """Keys of the annotations of Ingresses."""
+    hosts: tuple[HostRule, ...] = ()
+    """Hosts of Ingresses and HTTPRoutes; empty: no endpoint can be exposed."""
+    shared_artefacts: bool = False
+    """Namespaces share one store. Endpoints may pin any artefact in it, also one that no OptimizedModel of their
+    namespace has."""
+
+
+_WELL_KNOWN_DOMAINS = (
+    "kubernetes.io", "k8s.io", "x-k8s.io", "karpenter.sh", "openshift.io",
+    # Cloud roles.
+    "azure.workload.identity", "iam.amazonaws.com", "eks.amazonaws.com", "iam.gke.io", "cloud.google.com",
+    # Networks and addresses of a pod.
+    "k8s.v1.cni.cncf.io", "v1.multus-cni.io", "cni.projectcalico.org", "projectcalico.org", "cilium.io", "ovn.org",
+    "vpc.amazonaws.com",
+    # Containers, files and secrets that a webhook adds.
+    "istio.io", "linkerd.io", "consul.hashicorp.com", "vault.hashicorp.com", "dapr.io", "opentelemetry.io",
+    # Seccomp and devices of older runtimes and of CRI-O.
+    "container.apparmor.security.beta.kubernetes.io", "cdi.k8s.io", "io.kubernetes.cri-o", "nvidia.com",
+)  # fmt: skip
+"""Domains that Kubernetes, or what runs on many clusters, reads: `*` alone does not allow their names."""
+
+
+_WELL_KNOWN_LABELS = frozenset({"app", "k8s-app", "name", "run", "component", "tier", "release", "aadpodidbinding"})
+"""Labels without a domain by which Services or cloud identities often select pods."""
+
+
+def is_allowed(name: str, patterns: Sequence[str], reserved: Callable[[str], bool]) -> bool:
+    """Whether a pattern matches: the name itself, or its beginning followed by `*`.
+
+    A reserved name needs a pattern that begins like a reserved one: `*` alone does not allow `node.kubernetes.io/x`.
+    """
+    for pattern in patterns:
+        start = pattern.removesuffix("*")
+        if name == pattern:
+            return True
+        if start != pattern and name.startswith(start) and (reserved(start) or not reserved(name)):
+            return True
+    return False
+
+
+def is_well_known(key: str) -> bool:
+    """Whether a label, annotation or taint has a meaning for Kubernetes, or for what runs on most clusters."""
+    domain, slash, _ = key.rpartition("/")
+    if not slash:
+        return key in _WELL_KNOWN_LABELS
+    return any(domain == known or domain.endswith(f".{known}") for known in _WELL_KNOWN_DOMAINS)
+
+
+def is_of_the_system(priority_class: str) -> bool:
+    """Whether a priority class is one of Kubernetes itself."""
+    return priority_class.startswith("system-")

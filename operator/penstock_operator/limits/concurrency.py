@@ -22,9 +22,11 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from typing import NamedTuple
+
+from penstock_operator.facts.pods import JobFacts
 
 SHOWN = 10
 """Longest line in front of an endpoint that its status counts exactly."""
@@ -122,3 +124,15 @@ class Line:
         free = self.limit - len(self.active - {subject})
         allowed = self.ready and ahead < free
         return SlotDecision(allowed=allowed, ahead=min(ahead, SHOWN + 1), limit=self.limit, ask=ask, ready=self.ready)
+
+
+START_SECONDS = 300.0
+"""A Job whose pod does not run after this time no longer uses a slot."""
+
+
+def job_has_slot(job: JobFacts, now: datetime) -> bool:
+    """Whether a Job uses a slot."""
+    if job.complete or job.failed:
+        return False
+    runs = job.pod is not None and job.pod.phase == "Running"
+    return runs or job.created is None or now - job.created < timedelta(seconds=START_SECONDS)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from penstock.resources.conditions import ConditionType
 from penstock.resources.endpoint_parts.scaling import ScalingMode
-from penstock.resources.status import ConditionType
 from penstock_operator.facts.findings import Finding, no
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.tenants import NamespaceQuota

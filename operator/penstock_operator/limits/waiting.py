@@ -25,11 +25,10 @@ from penstock_operator.limits.concurrency import (
     SlotDecision,
     SlotKey,
     in_rounds,
+    job_has_slot,
     waits_since,
 )
 
-START_SECONDS = 300.0
-"""A Job whose pod does not run after this time no longer uses a slot."""
 CANARY_SECONDS = 3600.0
 """A canary no longer uses a slot after this time: one with few requests may take days, and one whose endpoint
 is changed all the time has no end."""
@@ -169,14 +168,6 @@ class WaitingList:
             insort(self._order, waits_since(self._rows[namespace][0], self._last_slots))
         else:
             self._rows.pop(namespace, None)
-
-
-def job_has_slot(job: JobFacts, now: datetime) -> bool:
-    """Whether a Job uses a slot."""
-    if job.complete or job.failed:
-        return False
-    runs = job.pod is not None and job.pod.phase == "Running"
-    return runs or job.created is None or now - job.created < timedelta(seconds=START_SECONDS)
 
 
 OPEN: Index = ("open",)

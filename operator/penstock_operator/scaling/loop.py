@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from penstock.logs import OBJECT, log_event
+from penstock.resources.conditions import ConditionStatus
 from penstock.resources.endpoint_parts.scaling import Prometheus
-from penstock.resources.status import ConditionStatus
 from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import NotLeading
 from penstock_operator.cluster.store import ObjectKey

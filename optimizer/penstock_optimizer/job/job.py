@@ -24,7 +24,7 @@ from penstock import __version__
 from penstock.errors import ArtefactError, SpecError
 from penstock.hardware import Isa, NeuronGeneration
 from penstock.logs import log_event
-from penstock.manifest import MANIFEST_NAME, CandidateFacts, Manifest, ModelFacts, ServedModel
+from penstock.manifest import MANIFEST_NAME, CandidateFacts, Manifest, ModelFacts, ServedModel, objective_text
 from penstock.recipe import GENERATION_PRECISIONS, EngineName, Recipe
 from penstock.resources.core import Scheme
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
@@ -279,7 +279,7 @@ class Job:
             cpu=self.host.cpu,
             cores=self.cores,
             pinned=self.grant.pinned,
-            objective=self.spec.objective.summary,
+            objective=objective_text(self.spec.objective),
             chosen=chosen,
             baseline=baseline,
             candidates=tuple(candidates),

@@ -41,9 +41,9 @@ from penstock.logs import json_line
 from penstock.manifest import Manifest
 from penstock.resources.base import API_VERSION
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.files.problems import spec_error
 from penstock.resources.job_summary import Summary, summary_of
 from penstock.resources.optimized_model import OptimizedModelSpec, texts_digest, texts_of
-from penstock.resources.problems import spec_error
 from penstock.resources.result import ArtefactReference
 from penstock.settings import hugging_face_token, setting
 from penstock_optimizer.job.job import config_check

@@ -6,8 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from penstock.resources.base import ObjectName, Rule, Spec, TextRule
-from penstock.resources.text_fields import DnsLabel
+from penstock.resources.base import Spec
+from penstock.resources.fields.rules import ObjectName, Rule, TextRule
+from penstock.resources.fields.text_fields import DnsLabel
 
 _HOST_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 HOST_PATTERN = rf"({_HOST_LABEL}\.)+[a-z]([-a-z0-9]{{0,61}}[a-z0-9])?"

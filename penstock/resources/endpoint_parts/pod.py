@@ -7,9 +7,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from penstock.resources.base import ObjectName, Rule, Spec
+from penstock.resources.base import Spec
+from penstock.resources.fields.rules import ObjectName, Rule
+from penstock.resources.fields.text_fields import LabelKey, LabelValue, Memory
 from penstock.resources.hardware_class import Toleration
-from penstock.resources.text_fields import LabelKey, LabelValue, Memory
 
 RESERVED_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by")
 """Labels that the operator sets, as it does all below `penstock.dev/`."""

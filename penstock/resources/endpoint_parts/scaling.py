@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from penstock.resources.base import ObjectName, Rule, Spec
-from penstock.resources.text_fields import PrometheusUrl
+from penstock.resources.base import Spec
+from penstock.resources.fields.rules import ObjectName, Rule
+from penstock.resources.fields.text_fields import PrometheusUrl
 
 MOST_REPLICAS = 1000
 

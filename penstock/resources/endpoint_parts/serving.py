@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from penstock.resources.base import CLUSTER, NO_SCHEMA_DEFAULT, Rule, Spec, TextRule
+from penstock.resources.base import CLUSTER, NO_SCHEMA_DEFAULT, Spec
+from penstock.resources.fields.rules import Rule, TextRule
 from penstock.tasks import TaskName
 
 PROMPT_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY, TaskName.TEXT_RANKING)

@@ -11,8 +11,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from penstock.resources.base import Facts, Spec, TextRule
+from penstock.resources.base import Facts, Spec
 from penstock.resources.core import ModelSource
+from penstock.resources.fields.rules import TextRule
 
 ERROR = 0.05
 """Probability of a lower bound above the true mean."""

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import SpecError
 from penstock.resources.endpoint import ModelEndpoint
-from penstock.resources.yaml_documents import read_documents
+from penstock.resources.files.reading import from_yaml
+from penstock.resources.files.yaml_documents import read_documents
 from penstock_cli.cluster.convert import convert, document
 from tests.cli.endpoints import invoke
 from tests.examples import examples
@@ -203,7 +204,7 @@ def test_the_command_writes_valid_endpoints_below_a_comment_with_what_was_left_o
     assert first.startswith("# Left out:\n# - the argument --disable_lower_case\n")
     assert "# - spec.predictor.model.env: variables of all pods are extraEnv of the chart\n" in first
     assert second.startswith("# Nothing was left out.\n")
-    assert [ModelEndpoint.from_yaml(part).metadata.name for part in (first, second)] == ["emotion", "emotion"]
+    assert [from_yaml(ModelEndpoint, part).metadata.name for part in (first, second)] == ["emotion", "emotion"]
 
 
 def test_services_in_a_list_of_kubectl_are_converted(tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_services_in_a_list_of_kubectl_are_converted(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": services}))
     parts = invoke("convert", file, "--task", "fill-mask").output.split("---\n")
 
-    assert [ModelEndpoint.from_yaml(part).spec.model for part in parts] == ["hf://org/one", "hf://org/two"]
+    assert [from_yaml(ModelEndpoint, part).spec.model for part in parts] == ["hf://org/one", "hf://org/two"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
+from penstock_operator.control.unused_models import is_awaited
 from penstock_operator.endpoint.optimization.model import OWNERS, wanted_name
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint
@@ -298,7 +299,7 @@ def test_an_optimized_model_is_awaited_while_an_endpoint_that_may_use_it_has_no_
     for name, status in endpoints.items():
         found.endpoints.put(objects.endpoint(name, status=status))
 
-    assert found.is_awaited(ObjectKey("a", "m")) is expected
+    assert is_awaited(found, ObjectKey("a", "m")) is expected
 
 
 def test_an_endpoint_that_is_being_deleted_awaits_nothing() -> None:
@@ -308,4 +309,4 @@ def test_an_endpoint_that_is_being_deleted_awaits_nothing() -> None:
     ends["metadata"]["deletionTimestamp"] = "2026-11-21T20:00:00Z"
     found.endpoints.put(ends)
 
-    assert not found.is_awaited(ObjectKey("a", "m"))
+    assert not is_awaited(found, ObjectKey("a", "m"))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.cluster.store import ObjectKey, event_handler
 from penstock_operator.control.cache import ClusterCache
-from penstock_operator.control.handlers import event_handler
 from penstock_operator.settings import Settings
 from tests.operator import objects
 

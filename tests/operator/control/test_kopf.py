@@ -95,6 +95,7 @@ class Began:
     def __init__(self) -> None:
         self.attempts = 0
         self.relists = 0
+        self.resync = self
 
     async def begin(self) -> None:
         self.attempts += 1

@@ -17,7 +17,7 @@ from penstock_operator.cluster.errors import ClusterError, Conflict, Forbidden, 
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.control.reconcile import Reconciler, ReconcileRequest
-from penstock_operator.endpoint.plan import ReconcilePlan
+from penstock_operator.endpoint.snapshot import ReconcilePlan
 from penstock_operator.facts.findings import Event
 from penstock_operator.facts.names import Ref
 from penstock_operator.limits.concurrency import Ask, SlotDecision, SlotKey

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock_operator.control import reconcile
+from penstock_operator.control import unused_models
 from penstock_operator.endpoint.optimization import unused
 from testbed.cluster import Cluster
 from testbed.fixtures import install_crds
@@ -40,7 +40,7 @@ def test_a_restored_model_is_kept_until_its_status_comes_and_an_endpoint_that_wa
     kind = {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass", "metadata": {"name": "any"}, "spec": {}}
     nodeless.kubectl.apply(kind)
     # The time after which an OptimizedModel without users is deleted.
-    for module in (unused, reconcile):
+    for module in (unused, unused_models):
         monkeypatch.setattr(module, "NEW_SECONDS", 0.0)
 
     async def scenario(kubectl: Kubectl) -> None:

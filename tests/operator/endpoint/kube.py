@@ -15,15 +15,15 @@ from penstock.resources.hardware_class import NamespaceSelector
 from penstock.resources.job_summary import Failure, Summary
 from penstock.resources.result import ArtefactReference, Result
 from penstock_operator.endpoint.objects.rollout import with_template_of
-from penstock_operator.endpoint.plan import ReconcilePlan, plan
-from penstock_operator.endpoint.snapshot import EndpointSnapshot
+from penstock_operator.endpoint.plan import plan
+from penstock_operator.endpoint.snapshot import EndpointSnapshot, ReconcilePlan
 from penstock_operator.facts import names
-from penstock_operator.facts.installation import AllowList, PlanSettings
+from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import Ref
 from penstock_operator.facts.pods import JobFacts, JobReport, Neighbour, RuntimePod
 from penstock_operator.facts.routes import HostClaim, RouteFacts
 from penstock_operator.facts.scaling import CanaryReport, DesiredScale, ScalerFacts
-from penstock_operator.facts.tenants import HostRule
+from penstock_operator.facts.tenants import AllowList, HostRule
 from penstock_operator.facts.workloads import DeploymentFacts, ModelUser, OptimizedModelFacts, ReplicaSetFacts
 from penstock_operator.limits.quotas import Amount, Claim, Limit, NamespaceUse, claim_of
 
@@ -544,6 +544,12 @@ class Kube:
         self.pods_serve()
         self.reconcile()
         return self
+
+
+def unscheduled(message: str) -> Json:
+    """The status of a pod that no node takes."""
+    found = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"node": "", "phase": "Pending", "conditions": [found]}
 
 
 def container(

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import SettingError, SpecError
 from penstock.resources.core import ModelSource
-from penstock_operator.endpoint.spec import ParsedEndpoint, allowed_folder, is_allowed, refusal
-from penstock_operator.facts.installation import AllowList
-from penstock_operator.facts.tenants import AllowedSources, is_covered
+from penstock_operator.endpoint.spec import ParsedEndpoint, allowed_folder, refusal
+from penstock_operator.facts.tenants import AllowedSources, AllowList, is_allowed, is_covered
 from penstock_operator.settings import PREFIX, Settings
 from tests.operator.endpoint.kube import SETTINGS, Kube
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.resources.status import ConditionType
+from penstock.resources.conditions import ConditionType
 from penstock_operator.facts.reasons import Reason
 
 ROOT = Path(__file__).parents[3]

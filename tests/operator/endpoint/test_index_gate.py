@@ -10,7 +10,7 @@ import pytest
 
 from penstock.resources.endpoint_parts.vector_space import IndexCertificate, IndexVerdict, Recalls
 from penstock.resources.result import Result
-from penstock_operator.facts.installation import AllowList
+from penstock_operator.facts.tenants import AllowList
 from tests.operator.endpoint.kube import OTHER, RESULT, SETTINGS, Kube, condition, result
 
 GATE = {"index": {"sample": "s3://bucket/sample.parquet"}}

@@ -13,7 +13,7 @@ from penstock.resources.job_summary import Failure
 from penstock.resources.optimized_model import RESULT_FORMAT
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_operator.endpoint.objects.deployment import Drain
-from penstock_operator.endpoint.plan import ReconcilePlan
+from penstock_operator.endpoint.snapshot import ReconcilePlan
 from penstock_operator.facts.findings import no
 from penstock_operator.facts.names import ARTEFACT
 from penstock_operator.facts.reasons import Reason
@@ -24,7 +24,7 @@ from penstock_runtime.engines.neuron.device_errors import DeviceFailure, start_e
 from penstock_runtime.engines.neuron.variables import NeuronVariables
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.settings import SETTINGS as RUNTIME_SETTINGS
-from tests.operator.endpoint.kube import RESULT, Json, Kube, container, guaranteed, hardware_class, result
+from tests.operator.endpoint.kube import RESULT, Json, Kube, container, guaranteed, hardware_class, result, unscheduled
 from tests.operator.endpoint.objects.test_deployment import container_of, env_of, job_of
 
 GIB = 1024
@@ -262,15 +262,8 @@ def test_a_surge_pod_that_waits_for_devices_is_explained_with_them() -> None:
     kube.edit(rollout={"drainSeconds": 7})
     kube.reconcile()
     kube.objects["Deployment", "emotion"]["status"] |= {"updatedReplicas": 0}
-    kube.pod_of(
-        "emotion-new",
-        phase="Pending",
-        node="",
-        conditions=[
-            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-             "message": "0/1 nodes are available: 1 Insufficient aws.amazon.com/neuron."},
-        ],
-    )  # fmt: skip
+    waits = unscheduled("0/1 nodes are available: 1 Insufficient aws.amazon.com/neuron.")
+    kube.pod_of("emotion-new", **waits)
     message = condition(kube.reconcile(), "Progressing")[2]
     assert "waits for 1 aws.amazon.com/neuron of hardware class inf2" in message
 

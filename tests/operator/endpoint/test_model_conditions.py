@@ -10,7 +10,16 @@ import pytest
 
 from penstock.resources.job_summary import Failure, Summary
 from penstock_operator.endpoint.optimization.runs import backoff
-from tests.operator.endpoint.kube import BASELINE, SETTINGS, Kube, condition, container, guaranteed, reference
+from tests.operator.endpoint.kube import (
+    BASELINE,
+    SETTINGS,
+    Kube,
+    condition,
+    container,
+    guaranteed,
+    reference,
+    unscheduled,
+)
 from tests.operator.endpoint.objects.test_deployment import container_of, job_of
 
 
@@ -232,18 +241,7 @@ def test_the_condition_of_a_job_without_a_node_names_what_is_missing() -> None:
         }
     ]
     kube.reconcile()
-    kube.job_pod(
-        node="",
-        phase="Pending",
-        conditions=[
-            {
-                "type": "PodScheduled",
-                "status": "False",
-                "reason": "Unschedulable",
-                "message": "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",
-            }
-        ],
-    )
+    kube.job_pod(**unscheduled("0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."))
     made = kube.reconcile()
     status, reason, message = condition(made, "Optimized")
     assert (status, reason) == ("False", "NoNodeForClass")
@@ -255,11 +253,7 @@ def test_the_condition_of_a_job_that_waits_for_a_busy_node_has_the_schedulers_me
     kube = Kube()
     kube.reconcile()
     words = "0/1 nodes are available: 1 Insufficient cpu."
-    kube.job_pod(
-        node="",
-        phase="Pending",
-        conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}],
-    )
+    kube.job_pod(**unscheduled(words))
     status, reason, message = condition(kube.reconcile(), "Optimized")
     assert (status, reason) == ("False", "Unschedulable")
     assert words in message

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from penstock.resources.optimized_model import RESULT_FORMAT
-from penstock_operator.endpoint.plan import ReconcilePlan
 from penstock_operator.endpoint.pods.template import in_bytes
+from penstock_operator.endpoint.snapshot import ReconcilePlan
 from penstock_operator.facts import names
-from penstock_operator.facts.installation import AllowList
 from penstock_operator.facts.names import Ref
+from penstock_operator.facts.tenants import AllowList
 from penstock_operator.facts.workloads import ModelUser
 from tests.operator.endpoint.kube import BASELINE, RESULT, SETTINGS, Kube, digest, result
 

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.resources.optimized_model import RESULT_FORMAT
 from penstock_operator.facts import names
-from penstock_operator.facts.installation import AllowList
 from penstock_operator.facts.names import Ref
+from penstock_operator.facts.tenants import AllowList
 from penstock_operator.facts.workloads import ModelUser
 from tests.operator.endpoint.kube import (
     BASELINE,
@@ -22,6 +22,7 @@ from tests.operator.endpoint.kube import (
     digest,
     info,
     result,
+    unscheduled,
 )
 
 
@@ -352,19 +353,7 @@ def test_the_condition_of_a_rollout_without_room_for_the_new_pod_has_the_next_ac
     kube.edit(pod={"labels": {"team": "search"}})
     kube.reconcile()
     kube.deployment_status(updated=1, available=1, replicas=2)
-    kube.pod_of(
-        "emotion-new",
-        node="",
-        phase="Pending",
-        conditions=[
-            {
-                "type": "PodScheduled",
-                "status": "False",
-                "reason": "Unschedulable",
-                "message": "0/1 nodes are available: 1 Insufficient cpu.",
-            }
-        ],
-    )
+    kube.pod_of("emotion-new", **unscheduled("0/1 nodes are available: 1 Insufficient cpu."))
     made = kube.reconcile()
     status, reason, message = condition(made, "Progressing")
     assert (status, reason) == ("False", "NoRoomForSurge")

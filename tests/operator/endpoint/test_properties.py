@@ -9,8 +9,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.resources.status import ConditionType, EndpointStatus
-from penstock_operator.endpoint.plan import ReconcilePlan, plan
+from penstock.resources.conditions import ConditionType
+from penstock.resources.status import EndpointStatus
+from penstock_operator.endpoint.plan import plan
+from penstock_operator.endpoint.snapshot import ReconcilePlan
 from penstock_operator.facts.pods import Neighbour
 from penstock_operator.facts.scaling import DesiredScale
 from tests.examples import examples

@@ -14,8 +14,8 @@ from penstock_operator.facts.names import Owner
 from penstock_operator.facts.pods import JobFacts, PodFacts
 from penstock_operator.facts.scaling import DesiredScale
 from penstock_operator.facts.workloads import DeploymentFacts, ReplicaSetFacts, rollout_has_slot
-from penstock_operator.limits.concurrency import SHOWN, Ask, Line, SlotDecision, SlotKey
-from penstock_operator.limits.waiting import START_SECONDS, WaitingList, job_has_slot
+from penstock_operator.limits.concurrency import SHOWN, START_SECONDS, Ask, Line, SlotDecision, SlotKey, job_has_slot
+from penstock_operator.limits.waiting import WaitingList
 from tests.examples import examples
 from tests.operator.endpoint.kube import BEGIN, Json, Kube
 from tests.operator.endpoint.test_properties import HAPPENINGS, LIVES, check

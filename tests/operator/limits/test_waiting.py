@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.facts.names import ROLLOUT_BEGAN, TEMPLATE_HASH
-from penstock_operator.limits.concurrency import Ask, Line, SlotDecision, SlotKey
-from penstock_operator.limits.waiting import CANARY_SECONDS, LEADER_SECONDS, START_SECONDS
+from penstock_operator.limits.concurrency import START_SECONDS, Ask, Line, SlotDecision, SlotKey
+from penstock_operator.limits.waiting import CANARY_SECONDS, LEADER_SECONDS
 from penstock_operator.settings import Settings
 from tests.operator import objects
 from tests.operator.objects import Json

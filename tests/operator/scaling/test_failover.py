@@ -73,7 +73,9 @@ def test_an_operator_killed_repeatedly_at_the_peak_neither_scales_down_nor_flaps
 
 
 @pytest.mark.slow
-def test_a_learnt_window_survives_a_failover(classes: Cluster, kubectl: Kubectl, kubeconfig: Path) -> None:
+def test_a_learnt_window_survives_a_failover_and_start_up_times_are_read_from_the_pods(
+    classes: Cluster, kubectl: Kubectl, kubeconfig: Path
+) -> None:
     async def play(scene: Scene) -> None:
         async with scene.operating():
             await scene.optimised()
@@ -84,6 +86,9 @@ def test_a_learnt_window_survives_a_failover(classes: Cluster, kubectl: Kubectl,
             assert peak >= 3
             learnt = (await memory(scene))["windowFactor"]
             assert learnt >= 2, "the second rise needed the replicas that the pause had removed"
+            decision = scene.autoscaler.decisions()[ObjectKey(kubectl.namespace, "emotion")]
+            assert decision.demand is not None
+            assert decision.demand.ahead_seconds < 40, "the pods started sooner than the setting"
 
         # Killed at the peak; the load falls while no operator runs.
         scene.load = CALM
@@ -99,21 +104,5 @@ def test_a_learnt_window_survives_a_failover(classes: Cluster, kubectl: Kubectl,
         assert "per replica at p95" in described
         assert "ScaledUp" in described
         assert "ScaledDown" in described
-
-    played(kubectl, kubeconfig, play)
-
-
-@pytest.mark.slow
-def test_how_long_pods_take_to_start_is_read_from_the_pods(
-    classes: Cluster, kubectl: Kubectl, kubeconfig: Path
-) -> None:
-    async def play(scene: Scene) -> None:
-        async with scene.operating():
-            await scene.optimised()
-            scene.load = PEAK
-            await scene.settles(300)
-        decision = scene.autoscaler.decisions()[ObjectKey(kubectl.namespace, "emotion")]
-        assert decision.demand is not None
-        assert decision.demand.ahead_seconds < 40, "three pods are more than the setting"
 
     played(kubectl, kubeconfig, play)

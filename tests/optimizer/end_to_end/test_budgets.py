@@ -138,7 +138,7 @@ def test_an_interrupted_run_continues_with_its_results(model: Path, tmp_path: Pa
     script = (
         "import sys, pathlib; from penstock.resources.endpoint import ModelEndpoint\n"
         "from penstock_optimizer.optimise import *\n"
-        f"optimise(ModelEndpoint.from_file(pathlib.Path({str(file)!r})), store=pathlib.Path({str(store)!r}),"
+        f"optimise(from_file(ModelEndpoint, pathlib.Path({str(file)!r})), store=pathlib.Path({str(store)!r}),"
         f" models=pathlib.Path({str(store)!r}), budget_seconds={ENOUGH_SECONDS},"
         " on_progress=lambda event: print(event.to_json_line(), flush=True))"
     )

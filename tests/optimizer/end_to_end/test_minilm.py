@@ -9,6 +9,7 @@ import pytest
 from penstock.manifest import Manifest, Outcome
 from penstock.recipe import Precision
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.files.reading import from_file
 from penstock_optimizer.optimise import optimise
 from penstock_runtime.host import read_host
 
@@ -19,7 +20,7 @@ SECONDS = 600
 @pytest.mark.extended
 @pytest.mark.timeout(900)
 def test_the_example_ends_within_ten_minutes_with_a_plan_that_is_faster_and_right(tmp_path: Path) -> None:
-    endpoint = ModelEndpoint.from_file(EXAMPLE)
+    endpoint = from_file(ModelEndpoint, EXAMPLE)
     cores = min(2, read_host().usable)
     artefact = optimise(endpoint, store=tmp_path, models=tmp_path, cores=cores, budget_seconds=SECONDS)
     manifest = Manifest.load(artefact)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.capacity import per_million
 from penstock.hardware import NeuronGeneration
 from penstock.prices import shipped_prices
+from penstock.prices.pod_costs import per_million
 from penstock_optimizer.neuron.plans import (
     FITTED_TOKENS,
     INF1_DATA_PARALLEL,

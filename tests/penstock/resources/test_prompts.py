@@ -9,6 +9,7 @@ import pytest
 
 from penstock.errors import SpecError
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.files.reading import from_file
 from penstock.resources.optimized_model import OptimizedModelSpec, Toolchain, optimized_model_key
 
 EXAMPLE = Path(__file__).parents[3] / "examples/prompts.yaml"
@@ -31,7 +32,7 @@ def endpoint(prompts: object, *, task: str = "feature-extraction") -> ModelEndpo
 
 
 def test_the_example_has_a_prompt_for_queries_and_one_for_passages() -> None:
-    prompts = ModelEndpoint.from_file(EXAMPLE).spec.serving.prompts
+    prompts = from_file(ModelEndpoint, EXAMPLE).spec.serving.prompts
 
     assert prompts is not None
     assert prompts.to_object() == {

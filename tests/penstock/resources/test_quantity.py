@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.resources.text_fields import is_quantity, parse_quantity, written
+from penstock.resources.fields.text_fields import is_quantity, parse_quantity, written
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import pytest
 
 from penstock.errors import SpecError
 from penstock.hardware import CpuIdentity, Isa
-from penstock.resources.hardware_class import Architecture, HardwareClass, HardwareClassSpec, Neuron, NeuronResource
+from penstock.resources.hardware_class import Architecture, HardwareClass, HardwareClassSpec
+from penstock.resources.processors import Neuron, NeuronResource
 from penstock.resources.shipped_classes import DEDICATED, HARDWARE_CLASSES
 
 ICE_LAKE = CpuIdentity(vendor="GenuineIntel", family=6, model=106, model_name="Xeon 8375C", isa=Isa.AVX512_VNNI)

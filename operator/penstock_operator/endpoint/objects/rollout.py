@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from penstock.resources.conditions import timestamp
 from penstock.resources.rollout_status import CanaryStatus
-from penstock.resources.status import timestamp
 from penstock_operator.endpoint.objects.canary import NO_CANARY, CanaryPlan, plan_canary
 from penstock_operator.endpoint.objects.deployment import PROGRESS_DEADLINE_SECONDS
 from penstock_operator.endpoint.replica_count import ReplicaTarget

@@ -19,7 +19,7 @@ from penstock_operator.endpoint.pods.template import (
     PYTHON,
     TMP,
     environment,
-    job_memory,
+    in_bytes,
     pod_spec,
     resources,
     scratch,
@@ -27,7 +27,7 @@ from penstock_operator.endpoint.pods.template import (
 )
 from penstock_operator.endpoint.spec import ParsedEndpoint, allowed_folder
 from penstock_operator.facts.installation import PlanSettings
-from penstock_operator.facts.names import API_VERSION, GROUP, INTERNAL_PORT, Json, job_labels, job_name, model_labels
+from penstock_operator.facts.names import API_VERSION, ATTEMPT, GROUP, INTERNAL_PORT, Json, job_name, model_labels
 from penstock_operator.facts.workloads import OptimizedModelFacts
 
 SPEC = f"{GROUP}/spec"
@@ -254,3 +254,18 @@ def _owner(facts: OptimizedModelFacts) -> Json:
         "controller": True,
         "blockOwnerDeletion": False,
     }
+
+
+def job_memory(pod: Pod, least: str, *, factor: int = 1) -> int:
+    """Memory in bytes of an optimisation job, `least` at least: several engines load the model one after another, next
+    to the reference model.
+
+    `factor` applies to a run after one that ran out of memory.
+    """
+    asked = in_bytes(pod.memory) if pod.memory is not None else 0
+    return max(asked, in_bytes(least)) * factor
+
+
+def job_labels(optimized_model: str, attempt: int) -> dict[str, str]:
+    """Labels of an optimisation job and its pod."""
+    return {**model_labels(optimized_model), ATTEMPT: str(attempt)}

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.hardware import NeuronGeneration
+from penstock.resources.conditions import Condition, ConditionStatus, timestamp, updated_conditions
 from penstock.resources.endpoint import ModelEndpointSpec, OptimizationMode
 from penstock.resources.optimized_model import (
     RESULT_FORMAT,
@@ -24,7 +25,6 @@ from penstock.resources.optimized_model import (
     optimized_model_name,
     texts_digest,
 )
-from penstock.resources.status import Condition, ConditionStatus, timestamp, updated_conditions
 from penstock_operator.endpoint.optimization.outcome import JobRunning
 from penstock_operator.endpoint.snapshot import StatusWrite
 from penstock_operator.endpoint.spec import ParsedEndpoint
@@ -222,12 +222,6 @@ def failure_text(state: OptimizationState) -> str:
 def digests(status: Json) -> tuple[str, ...]:
     """The artefacts in the status of an OptimizedModel: the result and the fp32 graph; empty for none."""
     return tuple(str((status.get(name) or {}).get("digest") or "") for name in ("artefact", "baseline"))
-
-
-def has_measured_capacity(status: Json, digest: str) -> bool:
-    """Whether the status of an OptimizedModel has a measured capacity of this artefact, which is its result."""
-    capacity = (status.get("result") or {}).get("capacity") or {}
-    return digests(status)[0] == digest and bool(capacity.get("points")) and not capacity.get("provisional")
 
 
 def with_measured_capacity(state: OptimizationState, pods: Iterable[RuntimePod]) -> OptimizationState:

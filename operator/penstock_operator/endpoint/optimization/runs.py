@@ -9,11 +9,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.artefact_store import StoreUri
+from penstock.resources.conditions import timestamp
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.job_summary import Failure
 from penstock.resources.optimized_model import OptimizedModelStatus, Phase
 from penstock.resources.result import ArtefactReference
-from penstock.resources.status import timestamp
 from penstock_operator.endpoint.optimization.job import job, job_policy
 from penstock_operator.endpoint.optimization.model import OptimizationState
 from penstock_operator.endpoint.optimization.outcome import (

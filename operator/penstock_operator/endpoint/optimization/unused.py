@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from penstock.resources.conditions import timestamp
 from penstock.resources.optimized_model import Phase
-from penstock.resources.status import timestamp
 from penstock_operator.endpoint.optimization.model import status_of
 from penstock_operator.endpoint.snapshot import StatusWrite
 from penstock_operator.facts.installation import PlanSettings

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 from penstock.prices import instance_price
 from penstock.resources.endpoint_parts.pod import Pod
+from penstock.resources.fields.text_fields import parse_quantity, written
 from penstock.resources.hardware_class import (
-    NEURON_RESOURCES,
     HardwareClassSpec,
     LabelRequirement,
     NodeTerm,
@@ -26,8 +26,8 @@ from penstock.resources.hardware_class import (
     Toleration,
     TolerationOperator,
 )
+from penstock.resources.processors import NEURON_RESOURCES
 from penstock.resources.shipped_classes import ARCHITECTURE, INSTANCE_TYPE, fulfilled
-from penstock.resources.text_fields import parse_quantity, written
 from penstock_operator.facts.names import Json
 
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
@@ -432,3 +432,18 @@ def missing_for(needs: PodRequirements, nodes: Sequence[Json]) -> str:
     Called only when the scheduler has reported no node: clusters have many nodes, and mostly they fit.
     """
     return place(needs, map(NodeFacts.from_object, nodes)).explanation if nodes else ""
+
+
+def node_fields(value: Json) -> Json:
+    """The fields of a node that plans need. Heartbeats and images are left out, so they cause no reconcile."""
+    metadata, spec, status = value["metadata"], value.get("spec") or {}, value.get("status") or {}
+    conditions = [
+        {"type": entry["type"], "status": entry["status"]}
+        for entry in status.get("conditions") or []
+        if entry["type"] == "Ready"
+    ]
+    return {
+        "metadata": {"name": metadata["name"], "labels": metadata.get("labels") or {}},
+        "spec": {name: spec[name] for name in ("taints", "unschedulable") if name in spec},
+        "status": {"allocatable": status.get("allocatable") or {}, "conditions": conditions},
+    }

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.artefact_store import StoreScheme, StoreUri
-from penstock.capacity import PROCESS, measured_pod_bytes, unmeasured_pod_bytes
+from penstock.prices.pod_costs import PROCESS, measured_pod_bytes, unmeasured_pod_bytes
 from penstock.resources.endpoint import Caches
 from penstock.resources.endpoint_parts.guard import LiveGuard
 from penstock.resources.endpoint_parts.pod import Pod
+from penstock.resources.fields.text_fields import parse_quantity
 from penstock.resources.hardware_class import HardwareClassSpec, SelectorOperator
 from penstock.resources.result import ArtefactReference, Result
-from penstock.resources.text_fields import parse_quantity
 from penstock_operator.endpoint.pods.credentials import secret_variables
 from penstock_operator.facts.installation import PlanSettings, StoreVolume
 from penstock_operator.facts.names import CONTAINER, Json
@@ -67,16 +67,6 @@ def runtime_memory(
     if artefact is not None and artefact.bytes:
         return max(in_bytes(settings.runtime_memory) // 2, unmeasured_pod_bytes(artefact.bytes)) + kept
     return in_bytes(settings.runtime_memory) + kept
-
-
-def job_memory(pod: Pod, least: str, *, factor: int = 1) -> int:
-    """Memory in bytes of an optimisation job, `least` at least: several engines load the model one after another, next
-    to the reference model.
-
-    `factor` applies to a run after one that ran out of memory.
-    """
-    asked = in_bytes(pod.memory) if pod.memory is not None else 0
-    return max(asked, in_bytes(least)) * factor
 
 
 VOLUME = "store"

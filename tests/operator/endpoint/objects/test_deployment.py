@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.resources.text_fields import parse_quantity
+from penstock.resources.fields.text_fields import parse_quantity
 from penstock_operator.endpoint.pods.credentials import KEYS
 from penstock_operator.facts import names
 from penstock_operator.facts.installation import PlanSettings, StoreVolume

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from penstock.resources.hardware_class import NamespaceSelector
 from penstock_operator.endpoint.objects.exposure import may_use
-from penstock_operator.facts.installation import AllowList, PlanSettings
+from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.names import Ref
 from penstock_operator.facts.routes import HostClaim
-from penstock_operator.facts.tenants import HostRule
+from penstock_operator.facts.tenants import AllowList, HostRule
 from tests.operator.endpoint.kube import BEGIN, SETTINGS, Kube
 
 HOST = "emotion.a.example.com"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.resources.endpoint import Gateway
-from penstock.resources.text_fields import parse_quantity
+from penstock.resources.endpoint_parts.rollout import Gateway
+from penstock.resources.fields.text_fields import parse_quantity
 from penstock_gateway.config import BUFFER_BYTES
 from penstock_gateway.settings import GatewaySettings
 from penstock_operator.endpoint.objects.gateway import BASE_BYTES, memory_bytes

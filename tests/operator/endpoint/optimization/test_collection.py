@@ -17,7 +17,8 @@ from penstock_operator.endpoint.optimization.collection import (
     name_of,
     targets,
 )
-from penstock_operator.facts.installation import AllowList, PlanSettings, StoreVolume
+from penstock_operator.facts.installation import PlanSettings, StoreVolume
+from penstock_operator.facts.tenants import AllowList
 from penstock_runtime.store.store import KeepList
 from tests.operator.endpoint.kube import SETTINGS, Json
 

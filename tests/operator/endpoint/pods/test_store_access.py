@@ -16,7 +16,8 @@ import pytest
 
 from penstock.artefact_store import Digest, StoreUri
 from penstock.resources.job_summary import Summary
-from penstock_operator.facts.installation import AllowList, PlanSettings, StoreVolume
+from penstock_operator.facts.installation import PlanSettings, StoreVolume
+from penstock_operator.facts.tenants import AllowList
 from penstock_runtime.store import open_store
 from penstock_runtime.store.fetch import digest_of, fault
 from tests.operator.endpoint.kube import BASELINE, RESULT, SETTINGS, Kube, reference, result

@@ -27,6 +27,7 @@ from penstock.errors import (
 )
 from penstock.resources.core import ModelSource
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.files.reading import from_yaml
 from penstock_optimizer.job.job import config_check
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import hub as hub_module
@@ -148,7 +149,7 @@ def test_a_family_that_is_not_served_is_refused_before_the_weights_are_fetched(
     hub: Hub, tmp_path: Path, waits: Waits
 ) -> None:
     hub.add("org/model", model_folder(tmp_path / "original", model_type="mamba"))
-    spec = ModelEndpoint.from_yaml(ENDPOINT).spec
+    spec = from_yaml(ModelEndpoint, ENDPOINT).spec
     with pytest.raises(UnsupportedModel, match=r"^hf://org/model@main is of the type mamba, which text-generation"):
         fetch_model(SOURCE, cache=tmp_path / "cache", retries=waits.retries, check=config_check(spec))
     assert hub.fetched() == ["config.json"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from penstock.errors import SpecError, closest
-from penstock.resources.yaml_documents import number
+from penstock.resources.files.yaml_documents import number
 
 SYNONYMS = {
     "embedding": "feature-extraction",
@@ -228,3 +228,38 @@ def _shown(value: object) -> str:
     """The value as in the file, shortened: `true` rather than `True`."""
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
+
+
+_OTHER_NAMES = {"huggingface": "hf", "hub": "hf", "gcs": "gs", "abfs": "az", "azure": "az", "azblob": "az"}
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
+_HUB_PAGE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/tree/([\w./-]+?))?/?", re.ASCII
+)
+_HUB_FILE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)/(?:blob|resolve)/([\w.-]+)/([\w./-]+\.gguf)",
+    re.ASCII,
+)
+
+
+def meant_source(text: str, schemes: Iterable[str]) -> str:
+    """The remedy for a text that is no model source: the probable correct form; empty: none is known."""
+    page = _HUB_PAGE.fullmatch(text)
+    if page is not None:
+        return f"Did you mean hf://{page[1]}{f'@{page[2]}' if page[2] else ''}?"
+    file = _HUB_FILE.fullmatch(text)
+    if file is not None:
+        return f"Did you mean hf://{file[1]}/{file[3]}@{file[2]}?"
+    scheme, separator, rest = text.partition(":")
+    rest = rest.lstrip("/")
+    if separator and rest:
+        lowered = scheme.strip().lower()
+        known = _OTHER_NAMES.get(lowered) or closest(lowered, schemes)
+        if known is not None:
+            return f"Did you mean {known}://{'/' if known == 'file' else ''}{rest}?"
+    if text.startswith("/"):
+        return f"Did you mean file://{text}?"
+    if text.startswith(("./", "../", "~")):
+        return "Write a local folder with its absolute path: file:///absolute/path"
+    if _REPOSITORY.fullmatch(text):
+        return f"Did you mean hf://{text}?"
+    return ""

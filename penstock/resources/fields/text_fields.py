@@ -9,7 +9,8 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from penstock.resources.base import LABEL_RULE, VALIDATIONS, TextRule
+from penstock.resources.fields.cel import VALIDATIONS
+from penstock.resources.fields.rules import LABEL_RULE, TextRule
 
 _PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 LEAST_MEMORY = 64 * 2**20

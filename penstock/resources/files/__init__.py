@@ -1,0 +1,1 @@
+"""Reads resources from files: YAML, problems with their remedies."""
