@@ -18,6 +18,7 @@ from penstock.artefact_store import DEFAULT_MODELS, DEFAULT_STORE
 from penstock.errors import MissingPackage, PenstockError
 from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.files.reading import from_file
 from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName
 from penstock.vector_space import VectorSpace
@@ -286,7 +287,7 @@ def _load_again(arguments: dict[str, Any]) -> Model:
 
 def _endpoint(reference: str, task: str) -> ModelEndpoint:
     if "://" not in reference:
-        return ModelEndpoint.from_file(Path(reference))
+        return from_file(ModelEndpoint, Path(reference))
     return ModelEndpoint.from_object(
         {
             "apiVersion": "penstock.dev/v1alpha1",

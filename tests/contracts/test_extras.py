@@ -19,10 +19,10 @@ UV = Path(sys.executable).with_name("uv")
 PACKAGES: dict[str, tuple[str, ...]] = {
     "": ("penstock", "penstock_gateway", "penstock_report"),
     "runtime": ("penstock", "penstock_runtime"),
-    "optimizer": ("penstock", "penstock_runtime", "penstock_optimizer", "penstock_bulk"),
+    "optimizer": ("penstock", "penstock_runtime", "penstock_optimizer"),
     "operator": ("penstock", "penstock_operator"),
     "simulator": ("penstock", "penstock_simulator", "penstock_planner"),
-    "cli,optimizer,simulator": ("penstock_cli", "penstock_bench"),
+    "cli,optimizer,simulator,bulk": ("penstock_cli", "penstock_bench", "penstock_bulk"),
 }
 """What must be importable with each extra; the empty one is the base installation."""
 
