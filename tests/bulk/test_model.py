@@ -44,7 +44,8 @@ def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [row for text in minilm.texts(16, seed=7) for row in minilm.prepared(text)]
     made = build(NATIVE, plain.path, plain.io, rows, tmp_path_factory.mktemp("native"), threads=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pods, "graph", lambda one: (made.path, made.io) if one == NATIVE else minilm.graph(one))
+        plain_graph = minilm.graph
+        patch.setattr(minilm, "graph", lambda one: (made.path, made.io) if one == NATIVE else plain_graph(one))
         pods.write_artefact(folder, recipe=NATIVE, cores=2)
     return folder
 
