@@ -13,15 +13,22 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 from penstock_runtime.host.cores import pin_process
 from tests import distribution, unit
-from tests.examples import THOROUGH, examples
+from tests.examples import FAILED_EXAMPLES, NEW_DRAWS, examples
 from tests.process_state import ProcessState, signals_to_this_process_fail
 
 # Machines differ and are shared: a slow example is no failure. The pytest timeout ends what hangs.
+# An example that failed is tried first the next time, so that the repetition of a failed test fails as well.
 settings.register_profile(
-    "penstock", deadline=None, print_blob=True, max_examples=examples(100), derandomize=not THOROUGH
+    "penstock",
+    deadline=None,
+    print_blob=True,
+    max_examples=examples(100),
+    derandomize=not NEW_DRAWS,
+    database=DirectoryBasedExampleDatabase(FAILED_EXAMPLES) if NEW_DRAWS else None,
 )
 settings.load_profile("penstock")
 

@@ -293,17 +293,17 @@ def find_or_make(
 def serve(
     file: Path, cores: int, *, cpus: Sequence[int], store: Path, models: Path, seconds: float = READY_SECONDS
 ) -> MeasuredServer:
-    """Serve the finished artefact of an endpoint's file; ready when it returns. MeasurementFailed when it does not."""
+    """Serve an artefact, or the finished artefact of an endpoint's file; ready when it returns. MeasurementFailed when
+    it does not."""
     port = free_port()
+    found = () if file.is_dir() else ("--store", str(store), "--models", str(models), "--no-optimize")
     words = [
         *COMMAND,
         "serve",
         str(file),
         *("--port", str(port)),
         *("--cores", str(cores)),
-        *("--store", str(store)),
-        *("--models", str(models)),
-        "--no-optimize",
+        *found,
         # The texts of a measurement come again: with the caches of the endpoint it would be of these.
         *("--answer-cache-bytes", "0"),
         *("--token-cache-bytes", "0"),

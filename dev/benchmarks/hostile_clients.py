@@ -3,11 +3,15 @@
     python -m benchmarks.hostile_clients
 
 Server, hostile clients and good client run in three processes, the hostile clients at nice 19: on a machine with few
-cores they would otherwise take the processor from the good client themselves, which no server can prevent. The server
-has the real tokenizer and queue around an engine that returns zeros at once, and an internal port. The hostile clients
-have the addresses 127.0.0.2 to 127.0.0.11. `ATTACKS` lists their behaviour: most hold connections (450 each, or 8 with
-1.8 MB each) and replace those that they lose, ten or one a second. The good client sends a request every 20 ms, each on
-a new connection, which is the case that the attack hurts most; ten times a second it sends to the internal port.
+cores they would otherwise take the processor from the good client themselves, which no server can prevent. The hostile
+clients have the addresses 127.0.0.2 to 127.0.0.11. `ATTACKS` lists their behaviour: most hold connections (450 each, or
+8 with 1.8 MB each) and replace those that they lose, ten or one a second. The good client sends a request every 20 ms,
+each on a new connection, which is the case that the attack hurts most; ten times a second it sends to the internal
+port.
+
+For attacks on the connections, the server has the real tokenizer and queue around an engine that returns zeros at once.
+For valid requests that cost work it has all-MiniLM-L6-v2 on the native engine with one thread, and runs on one core;
+each hostile client has four connections, and sends the next request when it has the answer.
 
 Each attack is measured in rounds of the good client alone and among the hostile ones, alternately: other load of the
 machine falls on both. The ratio is the median over the rounds. Two figures do not depend on other load: the CPU time of
@@ -26,17 +30,20 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
+import orjson
 
-from benchmarks.models import minilm_package
+from benchmarks.models import minilm_on_one_thread, minilm_package
 from penstock.manifest import Axes, GraphIO
 from penstock.recipe import EngineName, Plan, Precision, Recipe
 from penstock.tasks import TaskName
 from penstock_runtime.app.server import Server
 from penstock_runtime.engines.base import EngineFacts, Streams, Threads
 from penstock_runtime.engines.thread_streams import ThreadStreams
+from penstock_runtime.host import read_host
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Batch, Outputs
 from penstock_runtime.serving.loaded_model import LoadedModel
@@ -51,8 +58,11 @@ ASK = b"POST /predict HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length
 LARGE = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 1900000\r\n\r\nx"
 CHUNKED = b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 MISSING = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"
+LONGEST_BODY = 1_800_000
+PASSAGE = "the quick brown fox jumps over the lazy dog and runs away from what it has seen there in the dark forest "
 NICE = 19
 ALL = "all of them"
+ALL_VALID = "all valid ones"
 INTERVAL_SECONDS = 0.02
 WARM_UP_SECONDS = 4.0
 """Until the hostile clients have taken the connections."""
@@ -73,6 +83,20 @@ class Attack:
     interval_seconds: float = 1.0
     closes: bool = False
     """Each connection is closed at once."""
+    reads: bool = True
+    again: bool = False
+    """`first` is sent again after each answer."""
+
+
+def _valid(path: str, body: object, **changes: Any) -> Attack:
+    """Valid requests that cost work."""
+    data = orjson.dumps(body)
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(data))
+    return Attack(head + data, **{"connections": 4, "again": True, **changes})
+
+
+def _long_text() -> str:
+    return (PASSAGE * (LONGEST_BODY // len(PASSAGE) + 1))[:LONGEST_BODY]
 
 
 ATTACKS = {
@@ -87,6 +111,23 @@ ATTACKS = {
     "flood of connections": Attack(connections=1, replace_seconds=0.005, closes=True),
     "flood of pipelined requests": Attack(b"", MISSING * 5, connections=8, interval_seconds=0.1),
 }
+"""On connections and the parser."""
+VALID = {
+    "short texts": _valid("/predict", {"inputs": "a text"}),
+    "rows of 256 tokens": _valid("/predict", {"inputs": PASSAGE * 12}),
+    "256 rows of 256 tokens": _valid("/predict", {"inputs": [PASSAGE * 12] * 256}),
+    "256 rows of 8 tokens": _valid("/predict", {"inputs": [f"{number} of the texts" for number in range(256)]}),
+    "256 rows, a vector for each token": _valid("/embed_all", {"inputs": [PASSAGE * 3] * 256, "truncate": True}),
+    "texts of 1.8 MB": _valid("/predict", {"inputs": _long_text()}),
+    "/tokenize of 1.8 MB": _valid("/tokenize", {"inputs": _long_text()}),
+    "/tokenize of 100 KB": _valid("/tokenize", {"inputs": _long_text()[:100_000]}),
+    "JSON with 900,000 numbers": _valid("/predict", {"inputs": "a text", "parameters": {"x": [0] * 900_000}}),
+    "JSON of 1,000 levels": _valid("/predict", {"inputs": orjson.Fragment(b"[" * 1000 + b"]" * 1000)}),
+    "answers that are not read": _valid("/embed_all", {"inputs": [PASSAGE] * 32}, reads=False, again=False),
+}
+"""That cost work."""
+BOTH = {**ATTACKS, **VALID}
+MIXED = {ALL: [*ATTACKS], ALL_VALID: [*VALID]}
 
 
 class _TrivialEngine:
@@ -109,8 +150,10 @@ class _TrivialEngine:
         """Nothing is held."""
 
 
-def _predictor() -> Predictor:
-    """A predictor with the tokenizer of all-MiniLM-L6-v2 around the trivial engine."""
+def _predictor(*, real: bool) -> Predictor:
+    """A predictor of all-MiniLM-L6-v2, or of its tokenizer around the trivial engine."""
+    if real:
+        return Predictor(minilm_on_one_thread(read_host().cpu.isa))
     folder = ModelFolder.open(minilm_package(), weights=False)
     task = make_task(TaskName.FEATURE_EXTRACTION, folder)
     recipe = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
@@ -119,13 +162,16 @@ def _predictor() -> Predictor:
     return Predictor(LoadedModel(task, _TrivialEngine(), plan, io))
 
 
-def serve() -> None:
+def serve(*, real: bool) -> None:
     """The server; prints its two ports."""
     import uvloop
 
+    if real:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
     async def main() -> None:
         settings = Settings.load({}, {"port": 0, "internal_port": 0, "drain_idle_seconds": 0.0})
-        server = Server(ServerStatus("model", TaskName.FEATURE_EXTRACTION), settings, _predictor())
+        server = Server(ServerStatus("model", TaskName.FEATURE_EXTRACTION), settings, _predictor(real=real))
         await server.start()
         print(server.port, server.internal_port, flush=True)
         await server.serve()
@@ -198,6 +244,7 @@ async def probe(port: int) -> list[bool]:
 async def hostile(port: int, address: str, attack: Attack) -> None:
     """One hostile client: keep connections open, and replace each one that the server closes."""
     held: list[asyncio.StreamWriter] = []
+    reading: set[asyncio.Task[None]] = set()
     send_at = 0.0
     for turn in itertools.count():
         held = [writer for writer in held if not writer.transport.is_closing()]
@@ -209,7 +256,10 @@ async def hostile(port: int, address: str, attack: Attack) -> None:
                     writer.close()
                 else:
                     writer.write(attack.first)
-                    asyncio.get_running_loop().create_task(close_at_end(reader, writer))
+                    if attack.reads:
+                        task = asyncio.get_running_loop().create_task(read_all(reader, writer, attack))
+                        reading.add(task)
+                        task.add_done_callback(reading.discard)
                     held.append(writer)
         if attack.then and time.monotonic() >= send_at:
             send_at = time.monotonic() + attack.interval_seconds
@@ -220,9 +270,16 @@ async def hostile(port: int, address: str, attack: Attack) -> None:
         await asyncio.sleep(min(pause, attack.interval_seconds))
 
 
-async def close_at_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def read_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, attack: Attack) -> None:
     """Read and drop the answers; close the connection when the server has closed it."""
-    with suppress(OSError):
+    with suppress(OSError, asyncio.IncompleteReadError):
+        while attack.again:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+            await reader.readexactly(length)
+            if head.split()[1] == b"429":
+                await asyncio.sleep(0.01)
+            writer.write(attack.first)
         while await reader.read(65536):
             pass
     writer.close()
@@ -231,7 +288,7 @@ async def close_at_end(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 async def attack_all(port: int, kinds: list[str]) -> None:
     """All hostile clients, each with one of these kinds."""
     os.nice(NICE)
-    chosen = itertools.cycle(ATTACKS[kind] for kind in kinds)
+    chosen = itertools.cycle(BOTH[kind] for kind in kinds)
     await asyncio.gather(*(hostile(port, address, next(chosen)) for address in HOSTILE))
 
 
@@ -244,10 +301,13 @@ async def measure(names: list[str], seconds: float, rounds: int) -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     for name in names:
-        server = await asyncio.create_subprocess_exec(*this, "--serve", stdout=asyncio.subprocess.PIPE)
+        kinds = MIXED.get(name, [name])
+        is_real = not ATTACKS.keys() & set(kinds)
+        server = await asyncio.create_subprocess_exec(
+            *this, "--serve-real" if is_real else "--serve", stdout=asyncio.subprocess.PIPE
+        )
         assert server.stdout is not None
         port, internal = map(int, (await server.stdout.readline()).split())
-        kinds = list(ATTACKS) if name == ALL else [name]
         chosen = [word for kind in kinds for word in ("--only", kind)]
         periods: list[tuple[Period, Period]] = []
         probes: list[bool] = []
@@ -294,17 +354,20 @@ def _columns(pairs: list[tuple[float, float]]) -> str:
 @click.command(help=__doc__)
 @click.option("--seconds", default=6.0, show_default=True, help="Of each period.")
 @click.option("--rounds", default=3, show_default=True, help="Periods of each kind.")
-@click.option("--only", multiple=True, type=click.Choice([*ATTACKS, ALL]), help="These attacks. Default: all.")
+@click.option("--only", multiple=True, type=click.Choice([*BOTH, *MIXED]), help="These attacks. Default: all.")
 @click.option("--serve", "is_server", is_flag=True, hidden=True)
+@click.option("--serve-real", "is_real", is_flag=True, hidden=True)
 @click.option("--attack", "port", type=int, hidden=True, help="The port of the server.")
-def main(*, seconds: float, rounds: int, only: tuple[str, ...], is_server: bool, port: int | None) -> None:
+def main(
+    *, seconds: float, rounds: int, only: tuple[str, ...], is_server: bool, is_real: bool, port: int | None
+) -> None:
     """Print a table in Markdown. The server and the hostile clients are this program, too."""
-    if is_server:
-        serve()
+    if is_server or is_real:
+        serve(real=is_real)
     elif port is not None:
         asyncio.run(attack_all(port, [*only]))
     else:
-        asyncio.run(measure([*only] or [*ATTACKS, ALL], seconds, rounds))
+        asyncio.run(measure([*only] or [*ATTACKS, ALL, *VALID, ALL_VALID], seconds, rounds))
 
 
 if __name__ == "__main__":

@@ -15,18 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from penstock.hardware import Isa
-from penstock.recipe import COMPENSATED, EngineName, Precision, Recipe
+from penstock.manifest import GraphIO
+from penstock.recipe import COMPENSATED, Batching, EngineName, Plan, Precision, Recipe
 from penstock.tasks import Head, TaskName
 from penstock_bench.random_models.families import write_family
 from penstock_optimizer.export import export
 from penstock_optimizer.guard.gate import calibration_rows, own_corpus, samples, split
-from penstock_optimizer.quantise import build
+from penstock_optimizer.quantise import Built, build
 from penstock_optimizer.search.recipes import candidate_recipes
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.serving.loaded_model import LoadedModel, load_graph
 from penstock_runtime.tasks import make_task
 
 SEED = 20260131
 BUILD_THREADS = 2
+NATIVE_GRAPH, NATIVE_IO = "model.native", "io.json"
 MOST_TOKENS = 512
 """Of every model here, and for every server: comparisons need one and the same truncation."""
 
@@ -58,26 +61,48 @@ def minilm_with_graph(isa: Isa) -> Path:
     the dynamic recipe that the optimiser itself tries on such a CPU and that the guard accepts on both kinds (for rows
     alone, which is how it judges dynamic int8). Weights per channel, smoothed and compensated on calibration texts,
     neighbours limited where the CPU has no 8-bit dot product; activations scaled at run time."""
-    recipe = _dynamic(isa)
+    recipe = _compensated(isa, EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC)
 
     def write(folder: Path) -> None:
-        shutil.copytree(minilm(), folder)
         with tempfile.TemporaryDirectory() as scratch:
-            model = ModelFolder.open(folder)
-            exported = export(model, Head.ENCODER, Path(scratch) / "fp32")
-            calibrating, _ = split(own_corpus())
-            task = make_task(TaskName.FEATURE_EXTRACTION, model)
-            rows = calibration_rows(task, samples(TaskName.FEATURE_EXTRACTION, calibrating))
-            built = build(recipe, exported.path, exported.io, rows, Path(scratch) / "int8", threads=BUILD_THREADS)
+            built = _quantised(recipe, folder, Path(scratch))
             (folder / "onnx").mkdir()
             shutil.copy(built.path, folder / "onnx" / "model.onnx")
 
     return made_once(f"minilm-512-{recipe.slug}", write)
 
 
-def _dynamic(isa: Isa) -> Recipe:
-    """The candidate with activations scaled at run time and compensated weights."""
-    candidates = candidate_recipes(isa, (EngineName.ONNXRUNTIME,), (Precision.INT8_DYNAMIC,)).recipes
+def minilm_on_one_thread(isa: Isa) -> LoadedModel:
+    """The same model on the native engine with one thread, which batches rows of similar length."""
+    recipe = _compensated(isa, EngineName.NATIVE, Precision.INT8_ROWWISE)
+
+    def write(folder: Path) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            built = _quantised(recipe, folder, Path(scratch))
+            shutil.copy(built.path, folder / NATIVE_GRAPH)
+        (folder / NATIVE_IO).write_text(built.io.model_dump_json(), encoding="utf-8")
+
+    folder = made_once(f"minilm-512-{recipe.slug}", write)
+    task = make_task(TaskName.FEATURE_EXTRACTION, ModelFolder.open(folder, weights=False))
+    io = GraphIO.model_validate_json((folder / NATIVE_IO).read_text(encoding="utf-8"))
+    plan = Plan(recipe=recipe, streams=1, threads_per_stream=1, batching=Batching.PADDED)
+    return load_graph(task, folder / NATIVE_GRAPH, io, plan)
+
+
+def _quantised(recipe: Recipe, folder: Path, scratch: Path) -> Built:
+    """The graph of a recipe, in `scratch`. Copies the model to `folder`."""
+    shutil.copytree(minilm(), folder)
+    model = ModelFolder.open(folder)
+    exported = export(model, Head.ENCODER, scratch / "fp32")
+    calibrating, _ = split(own_corpus())
+    task = make_task(TaskName.FEATURE_EXTRACTION, model)
+    rows = calibration_rows(task, samples(TaskName.FEATURE_EXTRACTION, calibrating))
+    return build(recipe, exported.path, exported.io, rows, scratch / "int8", threads=BUILD_THREADS)
+
+
+def _compensated(isa: Isa, engine: EngineName, precision: Precision) -> Recipe:
+    """The candidate with compensated weights."""
+    candidates = candidate_recipes(isa, (engine,), (precision,)).recipes
     return next(recipe for recipe in candidates if COMPENSATED in recipe.options)
 
 

@@ -102,9 +102,15 @@ core.register_task(function()
 end)
 
 local function has_key(txn)
-  local line = (txn.http:req_get_headers()["authorization"] or {})[0] or ""
-  local scheme, given = string.match(line, "^(%S+)%s+(%S+)%s*$")
-  if not scheme or string.lower(scheme) ~= "bearer" then return false end
+  local headers = txn.http:req_get_headers()
+  local given
+  if headers["authorization"] then
+    local scheme, token = string.match(headers["authorization"][0], "^(%S+)%s+(%S+)%s*$")
+    if scheme and string.lower(scheme) == "bearer" then given = token end
+  elseif headers["x-api-key"] and string.match(txn.f:path(), "^/v1/messages%f[/\0]") then
+    given = string.match(headers["x-api-key"][0], "^%s*(%S+)%s*$") -- Anthropic's clients; the replicas look closer
+  end
+  if not given then return false end
   -- A lookup by hash: its duration does not depend on how much of a key is right.
   return keys[string.lower(txn.c:hex(txn.c:sha2(given, 256)))] == true
 end

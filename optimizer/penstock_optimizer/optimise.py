@@ -230,7 +230,7 @@ class Optimisation:
     def _capacity(self, artefact: Path) -> MeasuredCapacity:
         job, budget = self._job, self._budget
         log, longest = job.work.log("capacity"), job.spec.serving.max_input_tokens
-        if self._target.judges_live and budget.left_for_capacity() > 2 * LIMITS_PROCESS_SECONDS:
+        if self._target.judges_live and budget.left_for_capacity() > LIMITS_PROCESS_SECONDS:
             measure_limits(artefact, self._limits, cpus=job.cpus, log=log, max_tokens=longest)
         with serve_replica(
             artefact,

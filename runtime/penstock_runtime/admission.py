@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -28,7 +28,8 @@ from penstock_runtime.settings import QueueSettings
 
 MOST_SECONDS_TO_RETRY = 60
 _MOST_KEPT = 1024
-"""Clients that `FairShares` remembers. For one more, the half with the least time is forgotten."""
+"""Clients that `FairShares` remembers, besides those that wait. For one more, the half with the least time is
+forgotten."""
 
 
 class Waiting(NamedTuple):
@@ -191,31 +192,41 @@ class Admission:
 
 
 class FairShares:
-    """Equal shares of a resource among clients, by cost: start-time fair queueing, on a virtual time of all clients.
+    """Equal shares of a resource among clients, by cost: fair queueing on a virtual time of all clients.
 
-    The client with the least time is next. A client that had nothing to do starts at the time of the others: it gets no
-    credit for that, and pays no debt for a resource that it had alone.
+    Next is the client that will have had the least when its next work is done: of those with equal shares the one with
+    the shortest work, which would otherwise wait for a long piece of each of the others. A client that had nothing to
+    do starts at the time of the others: it gets no credit for that, and pays no debt for a resource that it had alone.
     """
 
     def __init__(self) -> None:
         self._now = 0.0
+        """What each of the clients has had that always wait; others start here."""
+        self._served = 0.0
+        """To be added for those that come after the next choice."""
         self._times: dict[str, float] = {}
+        self._waiting: Mapping[str, float] = {}
 
-    def next(self, clients: Iterable[str]) -> str:
-        """The client to be served next; ValueError if there are none. Among equals the first one."""
-        chosen = min(clients, key=self._time)
-        self._now = self._time(chosen)
-        return chosen
+    def next(self, costs: Mapping[str, float]) -> str:
+        """The client to be served next, of all that wait, with the cost of the next work of each; 0 if it is not
+        known. ValueError if there are none. Among equals the first one."""
+        times = self._times
+        for client in costs:
+            if client not in self._waiting and times.get(client, 0.0) < self._now:
+                times[client] = self._now
+        self._waiting = costs
+        self._now = max(self._now + self._served, min(times.get(client, 0.0) for client in costs))
+        self._served = 0.0
+        return min(costs, key=lambda client: times.get(client, 0.0) + costs[client])
 
     def charge(self, client: str, cost: float) -> None:
         """A client has been served work of this cost."""
-        self._times[client] = self._time(client) + cost
-        if len(self._times) > _MOST_KEPT:
-            self._now = max(self._now, median(self._times.values()))
-            self._times = {name: time for name, time in self._times.items() if time > self._now}
-
-    def _time(self, client: str) -> float:
-        return max(self._now, self._times.get(client, 0.0))
+        self._times[client] = max(self._times.get(client, 0.0), 0.0 if client in self._waiting else self._now) + cost
+        self._served += cost / max(len(self._waiting), 1)
+        if len(self._times) > _MOST_KEPT + len(self._waiting):
+            kept = self._times.keys() & self._waiting.keys()
+            now = max(self._now, median(time for name, time in self._times.items() if name not in kept))
+            self._times = {name: time for name, time in self._times.items() if time > now or name in kept}
 
 
 class FairLine:
@@ -248,7 +259,7 @@ class FairLine:
         self._admission.admit(entry, lambda: Waiting(self._rows, self._tokens), 0.0)
         if self._free:
             self._free -= 1
-            self._shares.charge(self._shares.next([client]), cost)
+            self._shares.charge(self._shares.next({client: cost}), cost)
             return entry
         entry.work = waiter = _Waiter(self, entry)
         self._waiting.setdefault(client, deque()).append(waiter)
@@ -262,6 +273,8 @@ class FairLine:
             else:
                 self.remove(waiter)
                 self._admission.release(entry)
+            if waiter.given.done() and not waiter.given.cancelled():
+                waiter.given.exception()  # refused and cancelled at the same time: asyncio would log it
             raise
         return entry
 
@@ -271,7 +284,7 @@ class FairLine:
         if not self._waiting:
             self._free += 1
             return
-        client = self._shares.next(self._waiting)
+        client = self._shares.next({name: waiters[0].entry.tokens for name, waiters in self._waiting.items()})
         waiter = self._waiting[client][0]
         self.remove(waiter)
         self._shares.charge(client, waiter.entry.tokens)

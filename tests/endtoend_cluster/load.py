@@ -6,7 +6,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +72,8 @@ class Load:
 
     address: str
     per_second: float
-    text: str = TEXT
+    text: str | Callable[[], str] = TEXT
+    """Or what gives the text of the next request."""
     answered: int = 0
     failures: list[str] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -84,11 +85,15 @@ class Load:
             goal = self.answered + count
             assert self._changed.wait_for(lambda: self.answered >= goal, seconds), f"no answers; {self.failures}"
 
+    @property
+    def _next(self) -> str:
+        return self.text if isinstance(self.text, str) else self.text()
+
     def on_new_connections(self) -> None:
         """Each request on a connection of its own: each may meet another pod."""
         while not self._over.wait(1 / self.per_second):
             try:
-                self._count(predict(self.address, self.text, timeout_seconds=PATIENCE_SECONDS))
+                self._count(predict(self.address, self._next, timeout_seconds=PATIENCE_SECONDS))
             except (OSError, http.client.HTTPException) as error:
                 self.failures.append(f"new connection: {error!r}")
 
@@ -99,7 +104,7 @@ class Load:
             if connection is None:
                 connection = http.client.HTTPConnection(self.address, 80, timeout=PATIENCE_SECONDS)
             try:
-                answer = _send(connection, self.text)
+                answer = _send(connection, self._next)
             except (OSError, http.client.HTTPException) as error:
                 self.failures.append(f"kept connection: {error!r}")
                 connection.close()
@@ -126,7 +131,7 @@ class Load:
 
 
 @contextmanager
-def constant_load(address: str, *, per_second: float = 10, text: str = TEXT) -> Iterator[Load]:
+def constant_load(address: str, *, per_second: float = 10, text: str | Callable[[], str] = TEXT) -> Iterator[Load]:
     """Requests at that rate, half of them on new connections, while the block runs."""
     load = Load(address, per_second / 2, text)
     threads = [threading.Thread(target=work) for work in (load.on_new_connections, load.on_kept_connections)]

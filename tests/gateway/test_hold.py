@@ -264,6 +264,28 @@ class TestKeys:
         assert gateway.metric("requests_total") == 1
         assert gateway.metric('refused_requests_total{reason="unauthorized"}') == 2
 
+    @pytest.mark.parametrize(
+        ("path", "headers", "status"),
+        [
+            ("/v1/messages", {"x-api-key": "right"}, 503),  # held until the end of its time
+            ("/v1/messages/count_tokens", {"x-api-key": "right"}, 503),
+            ("/v1/messages?beta=true", {"x-api-key": "right"}, 503),
+            ("/v1/messages", {"x-api-key": "wrong"}, 401),
+            ("/v1/messages", {"x-api-key": ""}, 401),
+            ("/v1/messages", {"x-api-key": "right", "authorization": "Bearer wrong"}, 401),
+            ("/v1/messages", {"x-api-key": "wrong", "authorization": "Bearer right"}, 503),
+            ("/v1/messages_", {"x-api-key": "right"}, 401),
+            ("/predict", {"x-api-key": "right"}, 401),
+        ],
+    )
+    def test_anthropics_clients_have_their_key_in_another_header(
+        self, rig: Rig, tmp_path: Path, path: str, headers: dict[str, str], status: int
+    ) -> None:
+        (tmp_path / "alice").write_text("right")
+        gateway = rig.gateway(keys_folder=tmp_path, hold_seconds=1)
+        with httpx.Client(trust_env=False, verify=False, timeout=60) as client:
+            assert client.post(f"{gateway.url}{path}", json={}, headers=headers).status_code == status
+
     @pytest.mark.parametrize("request_line", [("GET", "/docs"), ("OPTIONS", "/predict"), ("GET", "/health")])
     def test_what_needs_no_key_starts_no_replica_where_others_need_one(
         self, rig: Rig, tmp_path: Path, request_line: tuple[str, str]

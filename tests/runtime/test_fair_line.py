@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock_runtime.admission import Entry, FairLine, FairShares
 from penstock_runtime.errors import Overloaded
@@ -18,30 +21,68 @@ def test_the_client_that_was_served_least_is_next() -> None:
     shares.charge("a", 10)
     shares.charge("b", 3)
 
-    assert shares.next(["a", "b"]) == "b"
+    assert shares.next({"a": 0, "b": 0}) == "b"
     shares.charge("b", 10)
-    assert shares.next(["a", "b"]) == "a"
+    assert shares.next({"a": 0, "b": 0}) == "a"
 
 
 def test_a_client_that_comes_later_has_no_credit_and_one_that_was_alone_no_debt() -> None:
     shares = FairShares()
     for _ in range(100):
-        assert shares.next(["a"]) == "a"
+        assert shares.next({"a": 0}) == "a"
         shares.charge("a", 10)
     served = []
     for _ in range(10):
-        client = shares.next(["a", "b"])
+        client = shares.next({"a": 0, "b": 0})
         served.append(client)
         shares.charge(client, 10)
 
     assert served.count("a") == pytest.approx(5, abs=1)
 
 
+def test_short_work_does_not_wait_for_long_work_of_each_of_the_others() -> None:
+    shares = FairShares()
+    costs = {f"long {number}": 100.0 for number in range(10)}
+    for _ in range(25):  # in the middle of a round, with equal times
+        shares.charge(shares.next(costs), 100)
+
+    assert shares.next({**costs, "short": 1}) == "short"
+
+
+@given(st.lists(st.integers(1, 100), min_size=2, max_size=6), st.sets(st.integers(0, 149)))
+def test_clients_that_always_wait_have_had_the_same_whatever_their_costs(costs: list[int], visitors: set[int]) -> None:
+    shares = FairShares()
+    wanted = {str(number): float(cost) for number, cost in enumerate(costs)}
+    had = dict.fromkeys(wanted, 0.0)
+    for number in range(150):
+        # Others that come once have no part in it.
+        visitor = {f"visitor {number}": 1.0} if number in visitors else {}
+        client = shares.next({**wanted, **visitor})
+        cost = (wanted | visitor)[client]
+        shares.charge(client, cost)
+        if client in had:
+            had[client] += cost
+
+    assert max(had.values()) - min(had.values()) <= 2 * max(costs)
+
+
+def test_clients_that_come_once_do_not_keep_long_work_waiting() -> None:
+    shares = FairShares()
+    served = []
+    for number in range(300):
+        costs = {"long": 100.0, f"visitor {number}": 1.0}
+        client = shares.next(costs)
+        shares.charge(client, costs[client])
+        served.append(client)
+
+    assert served.count("long") >= 1
+
+
 def test_what_it_remembers_is_bounded() -> None:
     shares = FairShares()
     for number in range(10_000):
         client = f"client {number}"
-        assert shares.next([client]) == client
+        assert shares.next({client: 0}) == client
         shares.charge(client, 1)
 
     assert len(shares._times) <= 1025
@@ -145,3 +186,23 @@ def test_no_slot_is_lost_or_given_twice_when_callers_are_cancelled_or_refused(se
 
     assert len(asyncio.run(main())) == 2
     assert inside["most"] == 2
+
+
+def test_a_caller_that_is_refused_and_leaves_at_the_same_time_is_no_error_of_the_loop() -> None:
+    async def main() -> list[object]:
+        found: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
+        bench = Bench(max_queue_rows=1)
+        tasks = [bench.start("many") for _ in range(2)]
+        await asyncio.sleep(0)
+        tasks.append(bench.start("few"))
+        for _ in range(2):
+            tasks[1].cancel()
+            await asyncio.sleep(0)
+        bench.gate.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        del tasks
+        gc.collect()
+        return found
+
+    assert asyncio.run(main()) == []

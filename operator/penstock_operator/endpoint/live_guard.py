@@ -66,7 +66,7 @@ def guard_live(
     level = 1 / live.false_returns
     figures = f"{answers} answers of {_pods(len(found))} were compared with those of fp32"
     if not found:
-        message = "No pod has compared answers yet. An artefact of an older version has no limits to compare with."
+        message = "No pod has compared answers yet, or the artefact has no limits for it: optimise again (guard.live)."
         return LiveGuardPlan(serving, unknown(Reason.WATCHING, message), status)
     if _mean([one.check for one in found]) >= level:
         message = (

@@ -40,6 +40,8 @@ REFRESH_SECONDS = 2.0
 """Interval between two looks at the files of tokens and of the certificate."""
 STREAM_END_SECONDS = 1.0
 """How long before the limit of the drain streams are ended, so that their last event still arrives."""
+GIL_SECONDS = 0.0005
+"""How long the event loop waits for Python's lock while a thread tokenises: by default 5 ms."""
 INTERNAL_CONNECTIONS = 64
 """Open connections of the internal port: kubelet, operator, and some Prometheus servers."""
 INTERNAL_DRAIN_SECONDS = 0.5
@@ -139,6 +141,7 @@ class Server:
 
     async def start(self) -> None:
         """Listen; HostError if the address is not available."""
+        sys.setswitchinterval(GIL_SECONDS)
         self._listener = Listener(self.application, self.settings.http, self._tls)
         self.metrics.connections = lambda: 0 if self._listener is None else len(self._listener.connections)
         await self._listener.listen()

@@ -38,11 +38,17 @@ stream would take the core from the loop, and would run a batch of one row where
 PREPARED_BATCHES = 1
 """Batches that are made while all streams are busy."""
 
-BRIEF_RUN_SECONDS = 0.01
+BRIEF_RUN_SECONDS = 0.005
 BRIEF_RUN_TOKENS = 64
-"""While there are requests of several clients, batches with rows of a request that is expected to take longer are of no
-more tokens than a stream is expected to run in this time (at least the second value: smaller batches cost too much),
-and are not prepared."""
+"""While there are requests of several clients, batches have no more tokens than a stream is expected to run in this
+time (at least the second value: smaller batches cost too much), and none is prepared."""
+
+OVERTAKEN_LENGTHS = 4
+OVERTAKING_SECONDS = 0.002
+OVERTAKING_TOKENS = 16
+"""A request that is expected to take no longer than the second value, or of no more tokens than the third, runs in the
+loop's thread while all streams run rows of other clients that are `OVERTAKEN_LENGTHS` times as long: it could not share
+a batch with these, and would wait for the end of one."""
 
 MIN_SHARED_TOKENS = 32
 MIN_SHARED_SECONDS = 0.002
@@ -133,6 +139,8 @@ class Batcher:
         device = engine.facts.in_flight
         self._in_flight = plan.streams if device is None else device
         self._runs_inline = device is None
+        parts = (engine.facts, engine.facts.short or engine.facts)
+        self._runs_next_to_streams = all(facts.runs_next_to_streams for facts in parts)
         self._one_core = one_core and plan.streams == 1
         self._batches: dict[int, _Batch] = {}
         """By ticket, in the order in which they start."""
@@ -184,10 +192,9 @@ class Batcher:
         """Give waiting rows to the streams, after all rows that arrived together were pushed. Results so far."""
         if not self._batches and self._is_brief():
             while self._queue.rows:
-                batch = _Batch(self._take(least=0).rows)
-                if batch.entries:
-                    values, started, ended = self._run_inline(batch.rows)
-                    self._finish(batch, values, started, ended)
+                self._run_next_inline(self._brief_run_tokens)
+        while self._overtakes():
+            self._run_next_inline(1)
         self._dispatch()
         return self._take_results()
 
@@ -239,23 +246,43 @@ class Batcher:
             return self._queue.tokens <= ONE_CORE_SECONDS * tokens_per_second
         return self._queue.rows == 1 and self._queue.tokens <= BRIEF_SECONDS * tokens_per_second
 
+    def _overtakes(self) -> bool:
+        """Whether the next row runs in the calling thread, next to the streams. See `OVERTAKEN_LENGTHS`."""
+        if (
+            not self._runs_next_to_streams
+            or len(self._batches) < self._in_flight
+            or not self._queue.is_shared(perf_counter())
+        ):
+            return False
+        row = self._queue.next_row()
+        brief = OVERTAKING_SECONDS * self._rate.tokens_per_second / self._stream_count
+        if row is None or row.request_tokens > max(brief, OVERTAKING_TOKENS):
+            return False
+        running = (entry for batch in self._batches.values() for entry in batch.entries)
+        return all(entry.row.length >= OVERTAKEN_LENGTHS * row.row.length for entry in running)
+
+    def _run_next_inline(self, brief: int | None) -> None:
+        batch = _Batch(self._take(0, brief).rows)
+        if batch.entries:
+            values, started, ended = self._run_inline(batch.rows)
+            self._finish(batch, values, started, ended)
+
     def _take_results(self) -> list[BatchResult]:
         results, self._results = self._results, []
         return results
 
-    def _take(self, least: int) -> TakenBatch:
+    def _take(self, least: int, brief: int | None) -> TakenBatch:
         """The next batch. Rows that expired before it get their results."""
         now = perf_counter()
-        taken = self._queue.take(
-            streams=self._stream_count, now=now, least=least, brief=self._brief_run_tokens, idle=not self._batches
-        )
+        taken = self._queue.take(streams=self._stream_count, now=now, least=least, brief=brief, idle=not self._batches)
         if taken.expired:
             self._results.append(BatchResult(taken.expired, [deadline_exceeded() for _ in taken.expired], now, now))
         return taken
 
     def _dispatch(self) -> None:
-        while self._queue.rows and len(self._batches) < self._in_flight + self._prepared_batches:
-            taken = self._take(self._min_shared_tokens)
+        prepared = 0 if self._runs_inline and self._queue.is_shared(perf_counter()) else PREPARED_BATCHES
+        while self._queue.rows and len(self._batches) < self._in_flight + prepared:
+            taken = self._take(self._min_shared_tokens, self._brief_run_tokens)
             if taken.rows:
                 is_alone = not self._batches and not self._queue.rows
                 batch = _Batch(taken.rows)
@@ -305,13 +332,9 @@ class Batcher:
         return found
 
     @property
-    def _prepared_batches(self) -> int:
-        if len(self._batches) < self._in_flight or not self._queue.is_shared(perf_counter()):
-            return PREPARED_BATCHES
-        return 0 if self._queue.holds_large(self._brief_run_tokens) else PREPARED_BATCHES
-
-    @property
-    def _brief_run_tokens(self) -> int:
+    def _brief_run_tokens(self) -> int | None:
+        if not self._runs_inline:  # a device takes as long for a row as for a batch of its shape
+            return None
         return max(BRIEF_RUN_TOKENS, int(self._rate.tokens_per_second / self._stream_count * BRIEF_RUN_SECONDS))
 
     @property

@@ -6,8 +6,8 @@ time as its rank; each further row of the request has a later one, by the time i
 it at a share of the measured throughput (`RANK_SLOWDOWN`). The lowest rank runs next. So a request of a thousand rows
 does not block single requests, and because later arrivals always have later ranks, every row is run eventually.
 
-Large requests. While there are requests of several clients, the rows of a request that would take long run in short
-batches: a batch that runs cannot be interrupted, and the rows of other clients wait for its end.
+Several clients. While there are requests of several clients, all rows run in short batches: a batch that runs cannot
+be interrupted, and the rows of other clients wait for its end.
 
 Batches. The row that runs next is joined by other rows that the plan allows: of the same length, or of similar
 length within the padding limit, nearest first. (Where the engine pads lengths to a grid, rows with the same padded
@@ -229,18 +229,18 @@ class RowQueue:
         """Whether requests of several clients are expected."""
         return now < self._shared_until
 
-    def holds_large(self, tokens: int) -> bool:
-        """Whether the row that runs next is of a request with more tokens than this."""
+    def next_row(self) -> QueuedRow | None:
+        """The row that runs next."""
         client = self._next_client()
-        return client is not None and self._by_client[client][0][2].request_tokens > tokens
+        return None if client is None else self._by_client[client][0][2]
 
     def take(
         self, *, streams: int, now: float, least: int = 0, brief: int | None = None, idle: bool = False
     ) -> TakenBatch:
         """The next batch for one of `streams` streams.
 
-        `least`: a number of tokens that is not shared. `brief`: the most tokens of a batch with rows of a request that
-        has more; None: no limit. `idle`: no other stream is busy.
+        `least`: a number of tokens that is not shared. `brief`: the most tokens of a batch while requests of several
+        clients are expected, unless its only row has more; None: no limit. `idle`: no other stream is busy.
         """
         if not self.is_shared(now):
             brief = None
@@ -249,17 +249,17 @@ class RowQueue:
         if first is None:
             return TakenBatch([], expired)
         share = max(least, -(-max(self.tokens + first.row.length, first.request_tokens) // streams))
-        if brief is not None and first.request_tokens > brief:
-            share = min(share, max(brief, first.row.length))
+        if brief is not None:
+            share = min(share, brief)
         policy = self.policy.for_tokens(first.row.length)
         if policy.batching is Batching.SINGLE or policy.max_rows == 1:
             return TakenBatch([first], expired)
         divided = idle and self.policy.divides(first.row, 1 + self.rows, streams)
-        joining = self._joining(first, self.tokens + first.row.length if divided else share, now, brief)
+        joining = self._joining(first, self.tokens + first.row.length if divided else share, now)
         if divided and policy.rows(1 + len(joining)) <= self.rows:  # other streams would run the rest meanwhile
             divided = False
             self._return_to_buckets(joining)
-            joining = self._joining(first, share, now, brief)
+            joining = self._joining(first, share, now)
         keep = policy.rows(1 + len(joining)) - 1
         self._return_to_buckets(joining[keep:])
         batch = [first]
@@ -288,18 +288,19 @@ class RowQueue:
 
     def _next_client(self) -> str | None:
         """The client of the row that runs next, which is the first in its heap; None if nothing waits."""
-        while self._by_client:
-            client = self._shares.next(self._by_client)
+        costs: dict[str, float] = {}
+        for client in tuple(self._by_client):
             heap = self._by_client[client]
             while heap and heap[0][2].removed:
                 heappop(heap)
                 self._removed_count -= 1
             if heap:
-                return client
-            del self._by_client[client]
-        return None
+                costs[client] = heap[0][2].row.length
+            else:
+                del self._by_client[client]
+        return self._shares.next(costs) if costs else None
 
-    def _joining(self, first: QueuedRow, share: int, now: float, brief: int | None) -> list[_HeapEntry]:
+    def _joining(self, first: QueuedRow, share: int, now: float) -> list[_HeapEntry]:
         """Take rows of similar length as the first one out of the buckets, oldest first within a length."""
         policy = self.policy.for_tokens(first.row.length)
         short = policy is not self.policy
@@ -312,12 +313,11 @@ class RowQueue:
                 count = len(found) + 2
                 padded = max(longest, length) * count
                 entry = key[2]
-                is_large = brief is not None and entry.request_tokens > brief
                 # An expired row is removed when it becomes the first one.
                 if (
                     count > policy.max_rows
                     or padded > policy.max_tokens
-                    or tokens + entry.row.length > (min(share, brief) if brief is not None and is_large else share)
+                    or tokens + entry.row.length > share
                     or padded - real - length > policy.max_padding_share * padded
                     or entry.deadline < now
                 ):

@@ -41,6 +41,8 @@ class EngineFacts:
     """Fused nodes in the optimised graph by operator type; empty if the engine does not report them."""
     divides_batches: bool = False
     """`run_wide` divides a batch of any shape among the cores, also of a shape that it has not run before."""
+    runs_next_to_streams: bool = False
+    """`run` and `run_row` may also be called while every stream runs a batch."""
     weight_copies: int = 1
     """Copies of the weights in memory: 2 if `run_wide` needs a separate compiled model."""
     grid: ShapeGrid | None = None

@@ -4,7 +4,7 @@
 """
 
 from penstock_runtime.host.cgroup import HostMemory, Throttling, read_throttling, require_memory
-from penstock_runtime.host.cores import CoreGrant, is_on_one_core, pin_process, place_stream
+from penstock_runtime.host.cores import CoreGrant, is_on_one_core, lower_priority, pin_process, place_stream
 from penstock_runtime.host.cpus import Core
 from penstock_runtime.host.host import Host, read_host
 
@@ -15,6 +15,7 @@ __all__ = [
     "HostMemory",
     "Throttling",
     "is_on_one_core",
+    "lower_priority",
     "pin_process",
     "place_stream",
     "read_host",

@@ -209,20 +209,27 @@ def is_on_one_core() -> bool:
     return len(os.sched_getaffinity(0)) == 1
 
 
+def lower_priority(thread: int = 0) -> None:
+    """Give a thread (native id; 0: this one) a lower priority than the event loop has. Errors of the kernel are
+    ignored: answers are the same."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + STREAM_NICENESS)
+        # Niceness is a weight, not a strict priority: a thread that slept longer than the loop would preempt it.
+        os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+
+
 def place_stream(thread: int, stream: int, streams: int) -> None:
     """Pin the thread (native id) of stream number `stream` of `streams` to a core, at a lower priority than the event
     loop. For threads of which there is one for each core.
 
     Otherwise the kernel sometimes runs two of them on one core, in time slices of 4 ms, and the event loop alone on
     another. Does nothing unless the process is pinned to as many CPUs as there are streams: elsewhere the scheduler
-    finds free CPUs better. Errors of the kernel are ignored: answers are the same.
+    finds free CPUs better. Errors of the kernel are ignored.
     """
     cpus = sorted(os.sched_getaffinity(0))
-    if len(cpus) != streams or streams == 1:
+    if len(cpus) != streams:
         return
     with contextlib.suppress(OSError):
         # The first stream, which does all work at low load, on the last core: most interrupts go to the first core.
         os.sched_setaffinity(thread, {cpus[-1 - stream]})
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + STREAM_NICENESS)
-        # Niceness is a weight, not a strict priority: a stream that slept longer than the loop would preempt it.
-        os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+        lower_priority(thread)

@@ -6,14 +6,18 @@ import hashlib
 import hmac
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.errors import SettingError
 from penstock.logs import log_event
+from penstock_runtime.errors import Unauthorized
 from penstock_runtime.settings import AccessSettings
 
 logger = logging.getLogger("penstock.http")
 
+API_KEY = b"x-api-key"
+"""Where Anthropic's clients send their key."""
 LONGEST_FILE = 65_536
 """Bytes of a file of tokens that are read."""
 Signature = tuple[object, ...]
@@ -48,6 +52,25 @@ class AccessTokens:
     def count(self) -> int:
         """Number of accepted tokens."""
         return len(self._accepted)
+
+    def name_in(self, headers: Mapping[bytes, bytes], *, takes_api_key: bool) -> str:
+        """The name of the token in the headers of a request: in authorization or, without that, in x-api-key where
+        `takes_api_key`. Unauthorized."""
+        line = headers.get(b"authorization")
+        if line is None and takes_api_key:
+            given = headers.get(API_KEY, b"").strip()
+        else:
+            scheme, _, given = (line or b"").partition(b" ")
+            given = given.strip() if scheme.lower() == b"bearer" else b""
+        if not given:
+            other = f" or {API_KEY.decode()}: <token>" if takes_api_key else ""
+            raise Unauthorized(
+                "this endpoint wants a token", remedy=f"Send the header authorization: Bearer <token>{other}"
+            )
+        name = self.name_of(given)
+        if name is None:
+            raise Unauthorized("this is not a token of this endpoint", remedy="Ask the endpoint's owner for one")
+        return name
 
     def name_of(self, given: bytes) -> str | None:
         """The name of this token; None if it is not accepted. Takes the same time for every wrong token."""

@@ -14,16 +14,16 @@ from urllib.parse import unquote
 from penstock.errors import closest
 from penstock.logs import log_event
 from penstock.tasks import TaskName
+from penstock_runtime.admission import FairLine, client_of
 from penstock_runtime.errors import (
     ClientGone,
     MalformedBody,
     MethodNotAllowed,
     RequestError,
-    Unauthorized,
     UnsupportedRoute,
 )
 from penstock_runtime.http.access import AccessTokens
-from penstock_runtime.http.api.core.bodies import error_response
+from penstock_runtime.http.api.core.bodies import LargeResponse, error_response
 from penstock_runtime.http.tracing import RequestTraces
 from penstock_runtime.http.transport.message import (
     ErrorFormat,
@@ -174,6 +174,11 @@ class _CountedStream:
         self._ended(self._status, self._bytes)
 
 
+def takes_api_key(route: Route | None) -> bool:
+    """Whether the clients of a route send their key in x-api-key."""
+    return route is not None and route.error_format is ErrorFormat.ANTHROPIC
+
+
 class Suspended(Generic[T]):
     """A coroutine at its first wait, to be continued in a task.
 
@@ -251,6 +256,7 @@ class Application:
         self._origins = frozenset(settings.access.cors_origins)
         self.access_lines: list[str] | None = [] if settings.log.access_log else None
         """Lines for the access log; the server writes them once a second."""
+        self._writing = FairLine(1, settings.queue, "the writing of large answers")
         self.traces: RequestTraces | None = None
         """Set by the server if requests are traced."""
 
@@ -262,7 +268,7 @@ class Application:
             return
         self.router.resolve(request)
         if self.tokens is not None and not (request.route is not None and request.route.public):
-            request.token = self._token_name(self.tokens, request)
+            request.token = self.tokens.name_in(request.headers, takes_api_key=takes_api_key(request.route))
         if body_bytes is not None and body_bytes > self.body_limit:
             raise body_too_large(self.body_limit)
 
@@ -270,17 +276,6 @@ class Application:
     def admission_version(self) -> int:
         """Changes when a request that was admitted before may be refused now."""
         return 0 if self.tokens is None else self.tokens.version
-
-    @staticmethod
-    def _token_name(tokens: AccessTokens, request: Request) -> str:
-        scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
-        given = given.strip()
-        if scheme.lower() != b"bearer" or not given:
-            raise Unauthorized("this endpoint wants a token", remedy="Send the header authorization: Bearer <token>")
-        name = tokens.name_of(given)
-        if name is None:
-            raise Unauthorized("this is not a token of this endpoint", remedy="Ask the endpoint's owner for one")
-        return name
 
     # After the body is read
 
@@ -302,6 +297,9 @@ class Application:
     async def _await(self, request: Request, result: Awaitable[Response]) -> Response:
         try:
             response = await result
+            if isinstance(response, LargeResponse):
+                async with self._writing.slot(client_of(request.token, request.client)):
+                    await response.write()
         except (asyncio.CancelledError, GeneratorExit):  # the latter: cancelled before its task started
             self._finish(request, Response(status=ClientGone.status))
             raise

@@ -22,7 +22,7 @@ from penstock_runtime.serving.cache import BoundedCache, content_key, memory_siz
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.probes import check_probes
 from penstock_runtime.serving.shadow import Shadow, ShadowState
-from penstock_runtime.serving.tokenizing import LONG_CHARACTERS, TokenizerThread, about_tokens
+from penstock_runtime.serving.tokenizing import LEAST_CHARACTERS, LONG_CHARACTERS, TokenizerThread, about_tokens
 from penstock_runtime.serving.warmup import warm_up
 from penstock_runtime.settings import CacheSettings, QueueSettings
 from penstock_runtime.tasks.base import HeadInAssemble, Prepared
@@ -430,9 +430,9 @@ def vector_headers(fingerprint: str) -> bytes:
 
 
 def characters(value: Any) -> int:
-    """Characters of all texts in a JSON value."""
+    """Characters of all texts in a JSON value, at least `LEAST_CHARACTERS` of each: what it costs to tokenise them."""
     if isinstance(value, str):
-        return len(value)
+        return max(len(value), LEAST_CHARACTERS)
     if not value:  # most parameters are empty, and the check for a mapping is slow
         return 0
     if isinstance(value, Mapping):

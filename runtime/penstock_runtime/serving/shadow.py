@@ -56,6 +56,9 @@ DISTINCT = 10_000
 """Texts that are remembered: each counts once, so that one frequent text is not taken for a share of the traffic."""
 POLL_SECONDS, IDLE_POLLS = 0.005, 2000
 """How often is looked whether no row waits."""
+WALL_SHARE = 4
+"""A comparison counts as a fourth of its duration at least, so that there are fewer where other programs take cores:
+the thread of the lowest priority may be stopped while it holds the interpreter's lock."""
 FIRST_SECONDS = 0.05
 """The assumed CPU time of the first comparison."""
 ALPHA = 0.05
@@ -359,7 +362,7 @@ class Shadow:
     async def _compare(self, sample: _Sample) -> None:
         task, loop = self._model.task, asyncio.get_running_loop()
         checked, last, self._last = self._random.randrange(CHECK_EVERY) == 0, self._last, sample.row
-        other = last if checked else None
+        other, started = last if checked else None, perf_counter()
         reduced, batched, seconds = await loop.run_in_executor(self._pool, self._run, sample.row, other)
         outcome = compare(task, sample.row, reduced, sample.served)
         if checked or outcome.severe:
@@ -372,7 +375,8 @@ class Shadow:
             self.state.evidence.check(same=same)
         self.state.evidence.add(outcome)
         self.state.cpu_seconds += seconds
-        self._cost += (seconds - self._cost) / min(16, self.state.evidence.answers)
+        cost = max(seconds, (perf_counter() - started) / WALL_SHARE)
+        self._cost += (cost - self._cost) / min(16, self.state.evidence.answers)
 
     def _run(self, row: Row, other: Row | None) -> tuple[Any, Any, float]:
         """The row's result by fp32 alone, with another row in its batch (None: not asked for), and the CPU time. In the

@@ -173,6 +173,7 @@ def test_scaling_is_reported_in_the_condition_progressing() -> None:
     ("seen", "reason", "expected"),
     [
         (info(range(64), pinned=False), "SharedCores", "shared CPUs"),
+        (info(range(4, 9)), "SharedCores", "4-8, more than its 4 CPUs"),
         (info(range(4, 6)), "TooFewCores", "2 CPUs (4-5)"),
         (info(range(4, 8), quota=2.0), "Throttled", "quota of 2 CPUs"),
         (
@@ -181,7 +182,7 @@ def test_scaling_is_reported_in_the_condition_progressing() -> None:
             "belong to others",
         ),
     ],
-    ids=["the shared pool", "too few", "a quota", "half cores"],
+    ids=["the shared pool", "one too many", "too few", "a quota", "half cores"],
 )
 def test_cores_that_are_not_the_pods_own_make_the_endpoint_not_ready_and_hide_the_figures(
     seen: Json, reason: str, expected: str

@@ -31,6 +31,8 @@ class LeaseServer:
     seconds: float = 0.25
     """There; the answer comes back at once."""
     lost_answers: bool = False
+    answer_seconds: float = 0.0
+    """How long the answer to a write travels."""
 
     def store(self, value: Json) -> Json:
         self.version += 1
@@ -69,8 +71,7 @@ class Network:
         if value["metadata"]["resourceVersion"] != self._server.value["metadata"]["resourceVersion"]:
             raise Conflict("changed", status=409)
         answer = self._server.store(value)
-        if self._server.lost_answers:
-            await asyncio.sleep(60)
+        await asyncio.sleep(60 if self._server.lost_answers else self._server.answer_seconds)
         return answer
 
 
@@ -196,6 +197,26 @@ def test_a_leader_that_is_cut_off_stops_writing_before_the_other_begins() -> Non
 
     assert stopped <= TIMES.deadline_seconds
     assert began > stopped
+
+
+@pytest.mark.parametrize("late", [3.0, 6.0])
+def test_the_time_of_a_renewal_counts_from_its_request_however_late_the_answer_is(late: float) -> None:
+    async def body(server: LeaseServer) -> int:
+        first = Replica(server, "a")
+        await asyncio.sleep(1)
+        second = Replica(server, "b")
+        await asyncio.sleep(20)
+        server.answer_seconds, written = late, len(server.writes)
+        await seconds_until(lambda: len(server.writes) > written)
+        server.cut_off.add("a")  # the answer is on its way
+        server.answer_seconds = 0.0
+        most = 0
+        while not second.leads:
+            most = max(most, first.leads + second.leads)
+            await asyncio.sleep(0.05)
+        return max(most, first.leads + second.leads)
+
+    assert scenario(body) == 1
 
 
 def test_one_lost_renewal_does_not_cost_the_lease() -> None:

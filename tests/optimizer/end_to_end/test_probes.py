@@ -59,6 +59,16 @@ def test_the_vectors_of_the_chosen_plan_are_recorded_and_both_plans_have_them(ma
     assert LEAST_DIFFERENCE <= made.manifest.probes.largest_difference < 0.1
 
 
+def test_the_limits_of_live_answers_are_recorded_unless_fp32_was_chosen(made: Made) -> None:
+    live = made.manifest.live
+
+    assert (live is None) == made.manifest.serves_fp32
+    if live is not None:
+        assert live.texts >= 60
+        assert 0 < live.divergence < 0.5
+        assert 0 < live.severe < 0.5
+
+
 def test_a_replica_with_damaged_weights_does_not_serve_and_names_the_reason(made: Made, tmp_path: Path) -> None:
     artefact = changed(made, tmp_path / "damaged")
     graph = artefact / made.manifest.chosen.path

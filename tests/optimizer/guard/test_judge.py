@@ -322,6 +322,15 @@ def test_several_regressions_are_each_judged_by_their_own_spread() -> None:
     assert metric(judge(TaskName.TEXT_CLASSIFICATION, before, far, AccuracyBudget()), "score_agreement").value == 0.5
 
 
+@pytest.mark.parametrize(("change", "agreement"), [(0.019, 1.0), (0.021, 0.0), (0.19, 0.0)])
+def test_scores_with_a_small_spread_may_change_by_a_tie_and_no_more(change: float, agreement: float) -> None:
+    before = [independent(0.5 + index / 1e4) for index in range(50)]
+    after = [independent(0.5 + index / 1e4 + change) for index in range(50)]
+
+    found = judge(TaskName.TEXT_CLASSIFICATION, before, after, AccuracyBudget())
+    assert metric(found, "score_agreement").value == agreement
+
+
 def test_texts_without_entities_are_judged_by_their_tokens_alone() -> None:
     answer = [{"entity": "O", "score": 1.0, "index": 0, "word": "x", "start": 0, "end": 1}]
     some = [ObservedAnswer(answer)] * 80

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.recipe import Batching, Plan
 from penstock.resources.endpoint import Latency, Objective, Throughput
-from penstock_optimizer.search.climb import HillClimb, PlanFailed, Trials
-from penstock_optimizer.search.goal import Goal, PlanSample
+from penstock_optimizer.search.climb import HillClimb, PlanFailed, SearchResult, Trials
+from penstock_optimizer.search.goal import Comparison, Goal, Pair, PlanSample
 from penstock_optimizer.search.space import PlanLimits, WideFrom, first_plan
 from tests.examples import examples
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC, CostModel
@@ -105,6 +106,28 @@ def test_when_the_time_is_up_the_best_so_far_wins() -> None:
     assert result.plan.recipe == INT8
     assert not result.finished
     assert len(model.measured) < 16
+
+
+def test_a_plan_that_is_no_faster_than_fp32_when_it_is_compared_once_more_is_not_chosen() -> None:
+    model, plans = CostModel(), start()
+
+    class Climb(HillClimb):
+        def challenge(self, challenger: Plan, incumbent: Plan, **more: Any) -> Comparison | None:
+            if self.has_climbed:  # what made it faster is gone
+                return LATENCY.compare([Pair(model.true_sample(incumbent), model.true_sample(incumbent))])
+            return super().challenge(challenger, incumbent, **more)
+
+        has_climbed = False
+
+        def climb(self, *given: Any) -> SearchResult:
+            found = super().climb(*given)
+            self.has_climbed = True
+            return found
+
+    result = Climb(LATENCY, model).search(plans, limits)
+
+    assert result.plan.recipe == FP32
+    assert "against the fp32 plan" in result.steps[-1].reason
 
 
 def test_a_small_gain_measured_once_promotes_nothing() -> None:

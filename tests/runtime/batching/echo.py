@@ -29,6 +29,8 @@ class EchoEngine:
     poison: bool = True
     grid: ShapeGrid | None = None
     divides_batches: bool = False
+    next_to_streams: bool = False
+    """Runs may be called while all streams are busy."""
     in_flight: int | None = None
     """As of a device other than the CPU."""
     gate: threading.Event = field(default_factory=threading.Event)
@@ -54,8 +56,9 @@ class EchoEngine:
     def facts(self) -> EngineFacts:
         threads = Threads(self.streams, 1)
         return EngineFacts(
-            "echo", "1", threads, "f32", grid=self.grid, divides_batches=self.divides_batches, in_flight=self.in_flight
-        )
+            "echo", "1", threads, "f32", grid=self.grid, divides_batches=self.divides_batches, in_flight=self.in_flight,
+            runs_next_to_streams=self.next_to_streams,
+        )  # fmt: skip
 
     def run(self, batch: Batch) -> Outputs:
         assert not self.closed

@@ -140,6 +140,14 @@ def test_a_few_long_rows_run_on_all_cores_if_the_engine_divides_batches_or_one_r
     assert not policy.divides(row(64), 9, 18), "more rows than the plan allows"
 
 
+def test_padding_is_limited_as_a_share_of_the_whole_batch() -> None:
+    queue = queue_of(BatchPolicy(Batching.PADDED, 8, 512, 0.25), [20, 10, 10, 10])
+
+    batches = [[entry.row.length for entry in queue.take(streams=1, now=0.0).rows] for _ in range(2)]
+
+    assert batches == [[20, 10], [10, 10]], "20 and two of 10: a third of 60 tokens would be padding"
+
+
 def test_single_rows_behind_a_large_request_are_shared_as_usual() -> None:
     queue = RowQueue(EQUAL)
     queue.push(rows([8] * 8), "large", arrived=0.0, deadline=math.inf, tokens_per_second=math.inf)
@@ -400,19 +408,14 @@ def test_a_large_request_runs_in_brief_batches_while_there_are_other_clients(oth
         queue.take(streams=1, now=0.0)
     push(queue, "heavy", [8] * 20, 0.5)
 
-    assert queue.holds_large(20)
-    assert not queue.holds_large(1000)
     assert len(queue.take(streams=1, now=1.0, brief=20).rows) == batch
     # A second later no other has come.
     assert len(queue.take(streams=1, now=2.0, brief=20).rows) == 8
 
 
-def test_rows_of_a_large_request_do_not_make_the_batch_of_a_small_one_long() -> None:
+def test_batches_of_small_requests_are_as_brief() -> None:
     queue = RowQueue(EQUAL)
-    push(queue, "heavy", [8] * 20, 0.0)
-    queue.take(streams=1, now=0.1)
-    push(queue, "light", [8], 0.2)
+    for number in range(20):
+        push(queue, f"client {number}", [8], 0.0)
 
-    found = queue.take(streams=1, now=0.6, brief=30).rows
-
-    assert [one.client for one in found] == ["light", "heavy", "heavy"]
+    assert [len(queue.take(streams=1, now=0.6, brief=30).rows) for _ in range(3)] == [3, 3, 3]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf
+from time import perf_counter
+
 import pytest
 
 from penstock.recipe import Batching
@@ -97,3 +100,30 @@ def test_a_crash_of_a_single_row_run_fails_the_row_with_its_cause(monkeypatch: p
     assert isinstance(error, InferenceFailed)
     assert "ZeroDivisionError" in error.message
     assert engine.batches == []
+
+
+@pytest.mark.parametrize(
+    ("next_to_streams", "running", "lengths", "overtakes"),
+    [
+        (True, 32, (8,), True),
+        (True, 31, (8,), False),  # may share a batch
+        (True, 32, (4, 4), True),
+        (True, 100, (21,), False),  # over two milliseconds
+        (False, 32, (8,), False),
+    ],
+)
+def test_a_brief_request_of_another_client_does_not_wait_for_the_end_of_a_long_row(
+    next_to_streams: bool, running: int, lengths: tuple[int, ...], overtakes: bool
+) -> None:
+    engine = RowEchoEngine(next_to_streams=next_to_streams)
+    engine.gate.clear()
+    with working(engine, plan(), tokens_per_second=10_000) as bench:
+        for client, wanted in (("long", (running,)), ("long", (running,)), ("brief", lengths)):
+            bench.batcher.push(
+                [row(one) for one in wanted], client, arrived=perf_counter(), deadline=inf, client=client
+            )
+            bench.dispatch()
+        found = [outcome.rows[0].owner for outcome in bench.ready]
+
+    assert found == ["brief"] * (len(lengths) if overtakes else 0)
+    assert engine.alone == [(length, Parallelism.NARROW) for length in (lengths if overtakes else ())]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_runtime.generation.blocks import BlockPool, block_hashes
+from penstock_runtime.generation.blocks import BlockPool, block_hashes, tenant_root
 from penstock_runtime.generation.scheduler import ChunkBudget, Scheduler, Sequence
 from tests.runtime.generation.paged_engine import PagedEngine
 
@@ -36,6 +36,10 @@ def check_pool(scheduler: Scheduler) -> None:
     used: dict[int, list[tuple[Sequence, int]]] = {}
     for sequence in scheduler.running:
         assert len(sequence.blocks) * scheduler.block_size >= sequence.computed
+        # A block that is registered under the hash of other tokens would be reused for these.
+        registered = sequence.tokens[: sequence.registered * scheduler.block_size]
+        hashes = block_hashes(registered, scheduler.block_size, sequence.tenant)
+        assert sequence.last_hash == (hashes[-1] if hashes else tenant_root(sequence.tenant))
         for index, block in enumerate(sequence.blocks):
             used.setdefault(block, []).append((sequence, index))
     assert pool.in_use == len(used)
@@ -132,6 +136,13 @@ def test_the_youngest_sequence_gives_up_its_blocks_and_is_computed_again() -> No
     tokens, sequences = run(PagedEngine(blocks=6), asked, reuse=False)
     assert tokens == [alone(one) for one in asked]
     assert [sequence.preemptions for sequence in sequences] == [0, sequences[1].preemptions]
+    assert sequences[1].preemptions >= 1
+
+
+def test_a_sequence_of_which_no_block_is_left_has_its_hashes_from_the_beginning() -> None:
+    asked = [Asked((1, 2, 3, 4), 16), Asked((5, 6, 7, 8), 12)]
+    tokens, sequences = run(PagedEngine(blocks=5), asked)  # `check_pool` looks at the hashes
+    assert tokens == [alone(one) for one in asked]
     assert sequences[1].preemptions >= 1
 
 

@@ -538,7 +538,8 @@ def test_facts_are_json_and_describe_what_is_served() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "count"), [("abc", 3), (["ab", {"x": "c", "y": ["d"]}], 4), (7, 0), (None, 0), ({}, 0), (("a", "b"), 2)]
+    ("value", "count"),
+    [("a" * 99, 99), (["ab", {"x": "c", "y": ["d" * 70]}], 190), (7, 0), (None, 0), ({}, 0), (("a", "b"), 120)],
 )
-def test_characters_are_counted_in_every_field(value: Any, count: int) -> None:
+def test_characters_are_counted_in_every_field_and_short_texts_as_sixty(value: Any, count: int) -> None:
     assert characters(value) == count

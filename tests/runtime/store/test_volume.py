@@ -70,6 +70,30 @@ def damage(path: Path) -> None:
 
 
 class TestPublishing:
+    def test_everything_is_on_the_disk_before_it_gets_its_name(
+        self, artefact: Path, store: ArtefactStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        happened: list[Path | str] = []
+        fsync, rename = os.fsync, Path.rename
+
+        def watched_fsync(descriptor: int) -> None:
+            happened.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+            fsync(descriptor)
+
+        def watched_rename(self: Path, target: Path) -> Path:
+            happened.append("renamed")
+            return rename(self, target)
+
+        monkeypatch.setattr(os, "fsync", watched_fsync)
+        monkeypatch.setattr(Path, "rename", watched_rename)
+        folder = root / store.publish(artefact).digest.hexadecimal
+        before = happened[: happened.index("renamed")]
+        (draft,) = {path for path in before if isinstance(path, Path) and path.parent == root}
+
+        assert set(before) == {draft, *(draft / path.relative_to(folder) for path in folder.rglob("*"))}
+        assert before[-1] == draft
+        assert happened[len(before) :] == ["renamed", root]
+
     def test_a_published_artefact_is_stored_under_its_digest(
         self, artefact: Path, store: ArtefactStore, root: Path
     ) -> None:

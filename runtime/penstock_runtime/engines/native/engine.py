@@ -134,6 +134,7 @@ def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: boo
         threads,
         precision="i8",
         divides_batches=True,
+        runs_next_to_streams=True,
     )
     try:
         return NativeEngine(graph, facts, helpers=wide, kernels=kernels)

@@ -2,7 +2,7 @@
 
 The event loop runs callbacks in the order of their events. A client with hundreds of connections would get hundreds of
 them between two of another client. So the work that one address can cause within one iteration of the loop is limited,
-and the rest waits in a fair queue, one item of each address after the other.
+and the rest waits in a queue in which addresses have equal shares of the time of the loop.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
+
+from penstock_runtime.admission import FairShares
 
 if TYPE_CHECKING:
     from penstock_runtime.http.transport.connection import Connection
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 SLICE_SECONDS = 0.0003
 """How long one iteration of the event loop parses and starts requests as they arrive, and how long it works on the
 queue. A request takes 0.03 to 0.2 ms."""
+SECONDS_PER_BYTE = 1e-8
+"""About: to parse data, and the JSON of a body."""
 PIECE_BYTES = 1024
 """Parsed at a time, unless it belongs to a body of known length: up to thirty requests, some 1.5 ms."""
 TINY_BYTES = 512
@@ -34,10 +39,12 @@ READ_SECONDS = 0.02
 class QueuedCall:
     """A call that waits in a `FairQueue`."""
 
-    __slots__ = ("start",)
+    __slots__ = ("seconds", "start")
 
-    def __init__(self, start: Callable[[], None]) -> None:
+    def __init__(self, start: Callable[[], None], seconds: float) -> None:
+        """`seconds`: about how long it takes."""
         self.start: Callable[[], None] | None = start
+        self.seconds = seconds
 
     def cancel(self) -> None:
         """Do not start it."""
@@ -45,31 +52,38 @@ class QueuedCall:
 
 
 class FairQueue:
-    """Data to parse and requests to start, by client address. The addresses are served round robin."""
+    """Data to parse and requests to start, by client address. Next is the address that has had the least time."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock`: seconds, to measure the calls."""
         self._loop = loop
-        self._time = loop.time
-        self._iteration = 0.0
-        self.spent_seconds = 0.0
-        """On data that was parsed without waiting, in this iteration of the loop (or in one within the same
-        millisecond)."""
+        self._clock = clock
+        self._shares = FairShares()
+        self._spent_seconds = 0.0
+        """On data that was parsed without waiting, in this iteration of the loop."""
         self._waiting: dict[str, deque[QueuedCall]] = {}
-        """By address; the first address is served next."""
+        """By address. Of those with the same time the first is served next."""
 
     def is_free(self) -> bool:
         """Nothing waits, and this iteration of the loop has time for more: data may be parsed at once."""
-        if self._waiting:
-            return False
-        iteration = self._time()  # uvloop's changes between iterations only
-        if iteration != self._iteration:
-            self._iteration = iteration
-            self.spent_seconds = 0.0
-        return self.spent_seconds < SLICE_SECONDS
+        return not self._waiting and self._spent_seconds < SLICE_SECONDS
 
-    def add(self, client: str, start: Callable[[], None]) -> QueuedCall:
-        """Call `start` in another iteration of the loop. It may add calls."""
-        call = QueuedCall(start)
+    def run_now(self, client: str, call: Callable[[], None]) -> None:
+        """Make the call of an address while the queue is free, and count its time."""
+        begin = self._clock()
+        call()
+        seconds = self._clock() - begin
+        if not self._spent_seconds:
+            self._loop.call_soon(self._begin_iteration)
+        self._spent_seconds += seconds
+        self._shares.charge(self._shares.next({client: 0.0}), seconds)
+
+    def _begin_iteration(self) -> None:
+        self._spent_seconds = 0.0
+
+    def add(self, client: str, start: Callable[[], None], size: int = 0) -> QueuedCall:
+        """Call `start` in another iteration of the loop. It may add calls. `size`: bytes that it parses."""
+        call = QueuedCall(start, size * SECONDS_PER_BYTE)
         queue = self._waiting.get(client)
         if queue is None:
             queue = self._waiting[client] = deque()
@@ -79,16 +93,20 @@ class FairQueue:
         return call
 
     def _run(self) -> None:
-        end = time.perf_counter() + SLICE_SECONDS
+        now = self._clock()
+        end = now + SLICE_SECONDS
         for _ in range(sum(map(len, self._waiting.values()))):
-            client, queue = next(iter(self._waiting.items()))
+            client = self._shares.next({client: queue[0].seconds for client, queue in self._waiting.items()})
+            queue = self._waiting[client]
             start = queue.popleft().start
             if start is not None:
                 start()
             del self._waiting[client]
             if queue:
                 self._waiting[client] = queue
-            if time.perf_counter() >= end:
+            begin, now = now, self._clock()
+            self._shares.charge(client, now - begin)
+            if now >= end:
                 break
         if self._waiting:
             self._loop.call_soon(self._run)
@@ -210,9 +228,7 @@ class FairReader:
         """Bytes have arrived."""
         queue = self._pool.queue
         if queue.is_free() or not self._wait(data):
-            begin = time.perf_counter()
-            self._read(data)
-            queue.spent_seconds += time.perf_counter() - begin
+            queue.run_now(self._connection.client.key, partial(self._read, data))
 
     def _read(self, data: bytes) -> None:
         connection = self._connection
@@ -231,7 +247,7 @@ class FairReader:
             connection.memory.add(-len(data))
             return False
         self.unparsed = data
-        self._queued = self._pool.queue.add(connection.client.key, self._read_unparsed)
+        self._queued = self._pool.queue.add(connection.client.key, self._read_unparsed, connection.memory.bytes)
         self.pause_reading()
         return True
 

@@ -285,24 +285,25 @@ class ConnectionPool:
 class ConnectionMemory:
     """Bytes that one connection holds: request bodies, and responses that the client has not read yet."""
 
-    __slots__ = ("_bytes", "_client", "_connection", "_pool", "_unsent_bytes")
+    __slots__ = ("_client", "_connection", "_pool", "_unsent_bytes", "bytes")
 
     def __init__(self, pool: ConnectionPool, client: ClientShare, connection: PooledConnection) -> None:
         self._pool = pool
         self._client = client
         self._connection = connection
-        self._bytes = 0
+        self.bytes = 0
+        """All of them."""
         self._unsent_bytes = 0
 
     def add(self, count: int) -> None:
         """Count bytes of bodies; negative for bytes that are released."""
         if not count:
             return
-        self._bytes += count
+        self.bytes += count
         self._client.held_bytes += count
-        if not self._bytes:
+        if not self.bytes:
             self._client.holders.discard(self._connection)
-        elif self._bytes == count:
+        elif self.bytes == count:
             self._client.holders.add(self._connection)
         self._pool.held_bytes += count
 
@@ -315,7 +316,7 @@ class ConnectionMemory:
 
     def clear(self) -> None:
         """The connection has ended."""
-        self.add(-self._bytes)
+        self.add(-self.bytes)
         self._unsent_bytes = 0
 
 

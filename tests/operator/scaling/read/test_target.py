@@ -6,6 +6,7 @@ import pytest
 
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
+from penstock_operator.facts.names import FP32
 from penstock_operator.limits.quotas import Allocation, Amount
 from penstock_operator.scaling.read.target import ScalingTarget, ScalingTargets
 from tests.operator.decide.cases import Replay, traffic
@@ -55,6 +56,23 @@ def test_a_pinned_artefact_on_fewer_cores_than_it_was_measured_on_takes_less(cor
     assert target.service is not None
     assert target.service.total(1) == pytest.approx(80 * share)
     assert target.service.p95_of(40 * share, 1) == pytest.approx(5 / share)
+
+
+def test_pods_that_serve_fp32_after_an_alarm_take_as_much_less_as_the_plan_was_faster() -> None:
+    kube = Kube(optimization={"mode": "Pinned", "artefact": RESULT}, scaling={"minReplicas": 1, "maxReplicas": 4})
+    kube.publish("earlier", RESULT)
+    flat = {"requestsPerSecond": 80.0, "completedPerSecond": 80.0, "p95Milliseconds": 5.0}
+    capacity = {"requestsPerSecond": 80.0, "p95ObjectiveMilliseconds": 20.0, "points": [flat]}
+    made = result(capacity=capacity, speedUp=4.0)
+    kube.objects["OptimizedModel", "earlier"]["status"]["result"] = made.to_object()
+    kube.reconcile()
+    kube.deployment["metadata"]["annotations"][FP32] = "true"
+
+    target = target_of(kube)
+
+    assert target is not None
+    assert target.service is not None
+    assert target.service.total(1) == pytest.approx(20)
 
 
 def test_replicas_of_text_generation_have_the_capacity_in_tokens() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import cast
 
 from hypothesis import given
@@ -47,15 +48,20 @@ class Connection:
         self.resumed += 1
 
 
-def order(waiting: list[tuple[str, int]], cancelled: int | None = None) -> list[tuple[str, int]]:
-    """The order in which these are started."""
+def order(
+    waiting: list[tuple[str, int]], cancelled: int | None = None, seconds: Mapping[str, float] = MappingProxyType({})
+) -> list[tuple[str, int]]:
+    """The order in which these are started. `seconds`: that each takes, by client."""
     found: list[tuple[str, int]] = []
+    clock = 0.0
 
     async def run() -> None:
-        turns = FairQueue(asyncio.get_running_loop())
+        turns = FairQueue(asyncio.get_running_loop(), lambda: clock)
         done = asyncio.Event()
 
         def start(client: str, number: int) -> None:
+            nonlocal clock
+            clock += seconds.get(client, 0.001)
             found.append((client, number))
             if len(found) == len(waiting) - (cancelled is not None):
                 done.set()
@@ -76,6 +82,14 @@ def test_one_of_each_client_is_started_in_turn() -> None:
     assert order([*many, ("one", 0), ("two", 0), ("two", 1)]) == [
         many[0], ("one", 0), ("two", 0), many[1], ("two", 1), *many[2:]
     ]  # fmt: skip
+
+
+def test_a_client_whose_requests_cost_more_is_started_less_often() -> None:
+    found = order([*(("a", 0),) * 9, *(("b", 0),) * 9], seconds={"a": 0.03})
+
+    assert "".join(client for client, _ in found) == "ab" + "b" * 8 + "a" * 8
+    found = order([*(("a", 0),) * 5, *(("b", 0),) * 9], seconds={"a": 0.003})
+    assert "".join(client for client, _ in found) == "abbbabbbabbbaa"
 
 
 def test_a_cancelled_turn_is_not_started() -> None:

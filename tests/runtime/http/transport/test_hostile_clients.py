@@ -194,6 +194,21 @@ class TestBodies:
         assert status(answer) == 408
         assert b"less than 1000 bytes a second" in answer
 
+    def test_a_body_that_trickles_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(pool, "UPLOAD_SECONDS", 0.5)
+        with opened(body_timeout_seconds=600) as (endpoint, stack, _):
+            client = stack.enter_context(connect(endpoint))
+            client.sendall(unfinished(self.LENGTH, 100))
+            client.settimeout(0.02)
+            for _ in range(1000):
+                try:
+                    answer = client.recv(4096)
+                    break
+                except TimeoutError:
+                    client.sendall(b"x")
+
+        assert status(answer) == 408
+
     def test_a_body_that_arrives_fast_enough_is_answered(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pool, "UPLOAD_SECONDS", 0.5)
         with opened(min_upload_bytes_per_second=10) as (endpoint, stack, _):

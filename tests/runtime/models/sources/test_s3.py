@@ -9,10 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import ModelAccessDenied, ModelError, ModelNotFound, ModelUnavailable, UnsafeModel
+from penstock.errors import (
+    ModelAccessDenied,
+    ModelError,
+    ModelNotFound,
+    ModelUnavailable,
+    UnsafeModel,
+    UnsupportedModel,
+)
 from penstock.resources.core import ModelSource
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.sources.fetch import fetch_model
+from penstock_runtime.models.sources import fetch, object_source
+from penstock_runtime.models.sources.fetch import fetch_file, fetch_model
 from penstock_runtime.models.sources.transfer import FetchProgress
 from penstock_runtime.remote import Retries, open_bucket
 from tests.runtime.models.folders import bare_folder, sentence_folder, write_pickle
@@ -113,3 +121,23 @@ def test_an_unreachable_server_is_a_temporary_error(s3: S3, tmp_path: Path, monk
         with pytest.raises(ModelUnavailable, match="the store does not deliver") as caught:
             fetch_model(SOURCE, cache=tmp_path / "cache", retries=FEW)
     assert caught.value.temporary
+
+
+@pytest.mark.parametrize("size", [0, 10, 14, 25])
+@pytest.mark.parametrize("where", ["models/team/sample.jsonl", "models/sample.jsonl"])
+def test_one_object_is_fetched_in_chunks(
+    s3: S3, where: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_source, "CHUNK_BYTES", 7)
+    bucket, _, name = where.rpartition("/")
+    open_bucket("s3", bucket).write(name, bytes(range(size)))
+    source = ModelSource.parse(f"s3://{where}")
+    assert fetch_file(source, tmp_path / "index").read_bytes() == bytes(range(size))
+    monkeypatch.setattr(fetch, "MOST_FILE_BYTES", 9)
+    if size > 9:
+        with pytest.raises(UnsupportedModel, match=r"has over 0 MiB"):
+            fetch_file(source, tmp_path / "again")
+    with pytest.raises(ModelNotFound, match=r"there is nothing under this name"):
+        fetch_file(ModelSource.parse(f"s3://{bucket}/none.jsonl"), tmp_path / "index")
+    # The fixture empties folders of the bucket only.
+    open_bucket("s3", bucket).delete(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -179,3 +180,33 @@ def test_harmless_fields_are_taken(endpoint: Endpoint) -> None:
     }  # fmt: skip
     assert ask(endpoint, **harmless).status_code == 200
     assert ask(endpoint, "/v1/messages?beta=true").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/messages", {}, 401),
+        ("/v1/messages", {"x-api-key": "wrong"}, 401),
+        ("/v1/messages", {"x-api-key": "any", "authorization": "Bearer wrong"}, 401),
+        ("/v1/messages", {"x-api-key": "any", "authorization": ""}, 401),
+        ("/v1/messages", {"x-api-key": "wrong", "authorization": "Bearer any"}, 200),
+        ("/v1/messages", {"x-api-key": "any"}, 200),
+        ("/v1/chat/completions", {"x-api-key": "any"}, 401),
+    ],
+)
+def test_a_key_may_be_in_the_header_of_anthropics_clients(
+    tmp_path: Path, path: str, headers: dict[str, str], status: int
+) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "alice").write_text("any\n")
+    body = {"model": "x", "messages": MESSAGES, "max_tokens": 2}
+    with serving_generation(small_generation_model(tmp_path / "m"), auth_token_folder=tmp_path / "keys") as running:
+        answer = httpx.post(f"{running.url}{path}", json=body, headers=headers, timeout=60)
+
+    assert answer.status_code == status
+    if status == 401 and path == "/v1/messages" and not headers:
+        assert answer.json()["error"] == {
+            "type": "authentication_error",
+            "message": "this endpoint wants a token. Send the header authorization: Bearer <token> or x-api-key: "
+            "<token>",
+        }
