@@ -18,6 +18,7 @@ from penstock.artefact_store import DEFAULT_MODELS, DEFAULT_STORE
 from penstock.errors import MissingPackage, PenstockError
 from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.endpoint_parts.serving import Serving
 from penstock.resources.files.reading import from_file
 from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName
@@ -73,8 +74,10 @@ class Model:
     manager, which frees the model at the end.
     """
 
-    def __init__(self, artefact: Path, which: Which, threads: int | None, arguments: Mapping[str, Any]) -> None:
-        self._artefact, self._which, self._threads = artefact, which, threads
+    def __init__(
+        self, artefact: Path, which: Which, threads: int | None, serving: Serving, arguments: Mapping[str, Any]
+    ) -> None:
+        self._artefact, self._which, self._threads, self._serving = artefact, which, threads, serving
         self._arguments = arguments
         self._session: RunningModel | None = None
         self._process = 0
@@ -213,7 +216,7 @@ class Model:
         """The session of this process."""
         with _OPENING:
             if self._session is None or self._process != os.getpid():
-                self._session = RunningModel(self._artefact, self._which, self._threads)
+                self._session = RunningModel(self._artefact, self._which, self._threads, self._serving)
                 self._process = os.getpid()
             session = self._session
         if task not in {None, session.task}:
@@ -237,12 +240,13 @@ def load(
 ) -> Model:
     """A model for this process.
 
-    `reference`: the folder of an artefact, a ModelEndpoint file, or a model: `hf://…`, `file:///…`, `pkg://…`, `s3://…`,
-    `gs://…`, `az://…`. `task`: of a model; artefacts and files have their own. `plan`: `optimized` takes the artefact
-    that was made before for this model and machine, or makes it, which takes minutes (`budget_seconds` at most);
-    `fp32` is there within seconds, without an optimisation. `threads`: physical cores; None: all that this process may
-    use, with its CPU quota. They do not change the answers. `store`, `models`: folders as of `penstock optimize`.
-    `on_progress`: receives lines about a download or an optimisation; None: they go to standard error.
+    `reference`: the folder of an artefact, a ModelEndpoint file, of which `serving` counts too, or a model: `hf://…`,
+    `file:///…`, `pkg://…`, `s3://…`, `gs://…`, `az://…`. `task`: of a model; artefacts and files have their own.
+    `plan`: `optimized` takes the artefact that was made before for this model and machine, or makes it, which takes
+    minutes (`budget_seconds` at most); `fp32` is there within seconds, without an optimisation. `threads`: physical
+    cores; None: all that this process may use, with its CPU quota. On the native engine they do not change the answers.
+    `store`, `models`: folders as of `penstock optimize`. `on_progress`: receives lines about a download or an
+    optimisation; None: they go to standard error.
 
     PenstockError states what is wrong with the model, the machine or the arguments.
     """
@@ -255,7 +259,7 @@ def load(
         raise PenstockError(f"plan is {plan!r}", remedy='Pass "optimized" or "fp32"')
     which: Which = "baseline" if plan == "fp32" else "chosen"
     if (Path(reference) / MANIFEST_NAME).exists():
-        return Model(Path(reference).resolve(), which, threads, arguments)
+        return Model(Path(reference).resolve(), which, threads, Serving(), arguments)
     endpoint = _endpoint(os.fspath(reference), task)
     # Only here: the libraries of an optimisation are another extra.
     try:
@@ -276,9 +280,9 @@ def load(
     }  # fmt: skip
     if plan == "fp32":
         found = prepare(endpoint, **common)
-        return Model(found.artefact.resolve(), which, threads, arguments)
+        return Model(found.artefact.resolve(), which, threads, endpoint.spec.serving, arguments)
     artefact = optimise(endpoint, budget_seconds=budget_seconds, on_progress=show.event, **common)
-    return Model(artefact.resolve(), which, threads, arguments)
+    return Model(artefact.resolve(), which, threads, endpoint.spec.serving, arguments)
 
 
 def _load_again(arguments: dict[str, Any]) -> Model:

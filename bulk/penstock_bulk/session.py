@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from penstock.errors import PenstockError
 from penstock.manifest import Manifest
+from penstock.resources.endpoint_parts.serving import Serving
 from penstock.tasks import TaskName
 from penstock_runtime.errors import RequestError
 from penstock_runtime.host import read_host
@@ -59,9 +60,9 @@ class RowsRefused(PenstockError):
 class RunningModel:
     """One model, loaded. To be closed; from any thread."""
 
-    def __init__(self, artefact: Path, which: Which, threads: int | None) -> None:
+    def __init__(self, artefact: Path, which: Which, threads: int | None, serving: Serving) -> None:
         self.task = Manifest.load(artefact).task
-        self.model: LoadedModel | GenerationModel = _open(artefact, which, threads)
+        self.model: LoadedModel | GenerationModel = _open(artefact, which, threads, serving)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock", daemon=True)
         self._thread.start()
@@ -168,9 +169,18 @@ def _requests(sizes: Sequence[int]) -> Iterator[list[int]]:
         yield [first, *islice(order, most - 1)]
 
 
-def _open(artefact: Path, which: Which, threads: int | None) -> LoadedModel | GenerationModel:
+def _open(artefact: Path, which: Which, threads: int | None, serving: Serving) -> LoadedModel | GenerationModel:
     host = read_host()
     cores = host.usable_cores(threads).cores
     if Manifest.load(artefact).task is TaskName.TEXT_GENERATION:
         return load_generation_artefact(artefact, which, host, cores=cores)
-    return load_artefact(artefact, which, host, cores=cores, limits=LIMITS)
+    return load_artefact(
+        artefact,
+        which,
+        host,
+        cores=cores,
+        max_tokens=serving.max_input_tokens,
+        truncate=serving.truncate,
+        prompts=serving.prompts,
+        limits=LIMITS,
+    )

