@@ -203,7 +203,7 @@ def test_a_file_is_loaded_with_the_prompts_and_the_limit_that_it_is_served_with(
         },
     }
     file.write_text(json.dumps(endpoint), encoding="utf-8")
-    folders = {"store": tmp_path / "store", "models": tmp_path / "models"}
+    folders: dict[str, Any] = {"store": tmp_path / "store", "models": tmp_path / "models"}
 
     with (
         penstock.load(file, plan="fp32", **folders) as by_file,
