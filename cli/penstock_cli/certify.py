@@ -19,7 +19,7 @@ from penstock.manifest import Manifest
 from penstock.prices.pod_costs import per_million
 from penstock.resources.endpoint_parts.vector_space import IndexCertificate, IndexCriteria, IndexVerdict, Recalls
 from penstock_cli.space import space_at
-from penstock_cli.terminal import PLAIN_SECONDS, FiniteRange, console, fact, facts
+from penstock_cli.terminal import PLAIN_SECONDS, FiniteRange, console, fact, facts, refuse_options
 from penstock_optimizer.capacity.curve import serve_replica
 from penstock_optimizer.guard.certificate import (
     PAIRS_PER_DIMENSION,
@@ -162,6 +162,8 @@ def command(old: str, new: str, index: Path, queries: Path | None, auth_token: s
     lower than its own last result. The exit status is 0 for `same` and `compatible`, 3 for `adapter`, 4 for `re-embed`,
     and 5 if it could not be certified.
     """
+    if options["as_json"]:
+        refuse_options(["documents", "price_per_hour"], "the lines that are printed without --json")
     criteria = IndexCriteria(k=options["k"], tolerance=options["tolerance"], min_recall=options["min_recall"])
     sample = read_sample(index, text=options["text_column"], vector=options["vector_column"])
     asked = () if queries is None else _queries(queries)

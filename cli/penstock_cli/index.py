@@ -28,7 +28,7 @@ def command() -> None:
     """Say who wrote the vectors of an index."""
 
 
-@command.command
+@command.command(short_help="Compare stored vectors with those of a server or an artefact.")
 @click.argument("target")
 @click.option(
     "--pairs",

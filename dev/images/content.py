@@ -22,6 +22,7 @@ FOLDERS = (
     "bench",
     "simulator",
     "planner",
+    "bulk",
     "report",
     "dev/images/inside",
 )

@@ -26,6 +26,9 @@ ALWAYS: dict[str, str] = {
     "why": "namespace context",
     "report": "namespace context output opens",
     "convert": "task",
+    "certify": "index queries k tolerance min_recall text_column vector_column query_prompt document_prompt adapter "
+    "auth_token as_json",
+    "index": "",
     "host": "cores as_json",
 }
 """Options that each use of the command reads."""
@@ -65,6 +68,8 @@ REFUSED: list[tuple[str, str, str, list[str], str]] = [
     ("optimize", "verbose", "--verbose", ["FILE", "--json"], "the table that is printed without --json"),
     ("optimize", "neuron_python", "--neuron-python=x", ["FILE"], "inf1 and inf2"),
     ("simulate", "headroom", "--headroom=0.5", ["--policy=kpa"], "--policy penstock or penstock-prometheus"),
+    *(("certify", name, flag, ["OLD", "NEW", "--index=x", "--json"], "the lines that are printed without --json")
+      for name, flag in (("documents", "--documents=9"), ("price_per_hour", "--price-per-hour=1"))),
     ("status", "namespace", "-nx", ["-A"], "one namespace"),
     ("top", "namespace", "-nx", ["-A"], "one namespace"),
 ]  # fmt: skip

@@ -56,6 +56,7 @@ DEFAULTS = {
     "access_log": False,
     "trace_endpoint": None,
     "trace_share": 0.01,
+    "live_guard_share": 0.0,
     "objective_p95_milliseconds": None,
 }
 

@@ -136,7 +136,9 @@ def test_an_interrupted_run_continues_with_its_results(model: Path, tmp_path: Pa
     file.write_text(json.dumps(wanted.model_dump(mode="json", by_alias=True, exclude={"status"})))
     store = tmp_path / "store"
     script = (
-        "import sys, pathlib; from penstock.resources.endpoint import ModelEndpoint\n"
+        "import pathlib\n"
+        "from penstock.resources.endpoint import ModelEndpoint\n"
+        "from penstock.resources.files.reading import from_file\n"
         "from penstock_optimizer.optimise import *\n"
         f"optimise(from_file(ModelEndpoint, pathlib.Path({str(file)!r})), store=pathlib.Path({str(store)!r}),"
         f" models=pathlib.Path({str(store)!r}), budget_seconds={ENOUGH_SECONDS},"

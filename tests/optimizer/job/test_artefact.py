@@ -92,7 +92,7 @@ def test_a_failed_write_leaves_no_files_and_keeps_the_old_artefact(
     def fail(_: Manifest) -> str:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("penstock_optimizer.job.job.render_report", fail)
+    monkeypatch.setattr("penstock_optimizer.report.view.render_report", fail)
     with pytest.raises(OSError, match="No space"):
         write(target, folder, graphs)
 
@@ -105,10 +105,12 @@ def test_leftovers_of_a_killed_writer_are_deleted_by_the_next_one(
 ) -> None:
     target = tmp_path / "store" / "3f9c"
     code = (
-        "import os, pathlib; from penstock_optimizer.job import job as artefact\n"
+        "import os, pathlib\n"
+        "from penstock_optimizer.job import job as artefact\n"
+        "from penstock_optimizer.report import view\n"
         "from penstock_runtime.models.folder import ModelFolder\n"
         f"folder = ModelFolder.open(pathlib.Path({str(folder.path)!r}), weights=False)\n"
-        "artefact.render_report = lambda _: os.kill(os.getpid(), 9)\n"
+        "view.render_report = lambda _: os.kill(os.getpid(), 9)\n"
         "from tests.optimizer.report.sample import sample_manifest\n"
         f"artefact.write_artefact(pathlib.Path({str(target)!r}), sample_manifest(), folder=folder, graphs={{}})"
     )
