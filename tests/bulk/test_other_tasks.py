@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 from tokenizers import Tokenizer
 
 import penstock
@@ -21,8 +19,11 @@ pytestmark = pytest.mark.slow
 PAIRS = [("a man plays", "music"), ("a man plays", "the house is old"), ("a man plays", "guitar")]
 
 
-def saved(path: Path, labels: int) -> transformers.BertForSequenceClassification:
-    """A model with random weights, in `path` with a tokenizer."""
+def saved(path: Path, labels: int) -> Any:
+    """A BertForSequenceClassification with random weights, in `path` with a tokenizer."""
+    import torch
+    import transformers
+
     write_small_bert(path)
     config = json.loads((path / "config.json").read_text())
     tokenizer = (path / "tokenizer.json").read_bytes()
@@ -37,8 +38,10 @@ def saved(path: Path, labels: int) -> transformers.BertForSequenceClassification
     return model
 
 
-def logits(path: Path, model: transformers.BertForSequenceClassification, *texts: str) -> Any:
+def logits(path: Path, model: Any, *texts: str) -> Any:
     """float32 [labels]"""
+    import torch
+
     row = Tokenizer.from_file(str(path / "tokenizer.json")).encode(*texts)
     with torch.no_grad():
         return model(torch.tensor([row.ids]), token_type_ids=torch.tensor([row.type_ids])).logits[0].numpy()
