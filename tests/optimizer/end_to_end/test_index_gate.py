@@ -16,7 +16,7 @@ from penstock_cli.certify import embedder_of
 from penstock_optimizer.load.workload import EVERYDAY_WORDS
 from penstock_optimizer.optimise import prepare
 from tests.cli.endpoints import invoke
-from tests.optimizer.end_to_end.optimising import QUICK, Made, endpoint
+from tests.optimizer.end_to_end.optimising import ENOUGH_SECONDS, QUICK, Made, endpoint
 from tests.optimizer.end_to_end.small_model import write_small_bert
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_points")]
@@ -87,7 +87,9 @@ def test_an_artefact_that_fits_has_a_certificate(model: Path, own: Path, tmp_pat
 def test_a_precision_that_does_not_fit_gives_way_to_fp32(model: Path, own: Path, tmp_path: Path) -> None:
     """With no tolerance: int8 changes some of the results."""
     int8 = {"engines": ["openvino"], "precisions": ["int8-static"], "accuracy": {"minCosine": 0.5}}
-    made = Made(endpoint(model, int8, **gate(own, tolerance=0, minRecall=0.99, k=20)), tmp_path)
+    made = Made(
+        endpoint(model, int8, **gate(own, tolerance=0, minRecall=0.99, k=20)), tmp_path, seconds=3 * ENOUGH_SECONDS
+    )
 
     assert made.manifest.serves_fp32
     assert made.manifest.index is not None
