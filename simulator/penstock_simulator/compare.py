@@ -22,6 +22,7 @@ And one without hindsight, since tomorrow's traffic is unknown when a target is 
 from __future__ import annotations
 
 import math
+import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -404,15 +405,27 @@ def compare(
                 (experiment, index, seed, kind, knob) for seed in experiment.seeds for kind, knob in plan
             ]
             outcomes: dict[tuple[int, PolicyKind, float], RunResult] = {}
-            results = pool.map(_run, jobs, chunksize=2) if pool is not None else map(_run, jobs)
+            # Not `map`, which cancels what is left when it is interrupted.
+            futures = [pool.submit(_run, job) for job in jobs] if pool is not None else []
+            results = (future.result() for future in futures) if futures else map(_run, jobs)
             for job, outcome in zip(jobs, results, strict=True):
                 outcomes[job[2:]] = outcome
                 done += 1
                 on_progress(done, total, name if isinstance(name, str) else name.name)
             yield _result(experiment, index, plan, outcomes)
-    finally:
+    except (KeyboardInterrupt, GeneratorExit):
+        # The end of the workers fails what is left. To cancel that, too, would race with the pool's own thread, which
+        # then prints a traceback.
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
+    except BaseException:
         if pool is not None:
             pool.shutdown(cancel_futures=True)
+        raise
+    finally:
+        if pool is not None:
+            pool.shutdown()
 
 
 def _run(job: _Job) -> RunResult:

@@ -76,7 +76,7 @@ def test_a_request_that_is_cancelled_while_the_thread_works_on_it_keeps_the_thre
         bench.thread.close()
         return bench.worked
 
-    assert asyncio.run(main()) == ["cancelled", "heavy", "light", "light"]
+    assert asyncio.run(main()) == ["cancelled", "light", "light", "heavy"]
 
 
 def test_when_too_much_waits_the_client_with_the_most_gives_way() -> None:
