@@ -19,10 +19,10 @@ from tokenizers import Tokenizer
 
 from penstock.manifest import Frozen, Manifest, Outcome, served_latency
 from penstock_bench.cell import CellResult, CellSpec, Client, MeasurementFailed
-from penstock_bench.server import end_with_parent
 from penstock_optimizer.candidate.isolation import Worker, WorkerFailed
 from penstock_optimizer.candidate.measure import LEAST_RUNS, no_collection
 from penstock_optimizer.load.workload import TextMaker
+from penstock_runtime.host.forks import end_with_parent
 
 if TYPE_CHECKING:
     from penstock_runtime.engines.base import Engine

@@ -6,7 +6,6 @@ The model of a ModelEndpoint file is optimised here for the given cores, and ser
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import http.client
 import os
 import signal
@@ -29,22 +28,7 @@ from penstock_bench.cell import MeasurementFailed
 from penstock_bench.results import OURS
 from penstock_optimizer.candidate.isolation import death_reason
 from penstock_optimizer.job.progress import DownloadReporter, ProgressEvent, Stage
-
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
-"""Loaded here: between fork and exec nothing may be."""
-
-
-def end_with_parent(parent: int) -> None:
-    """From now on the kernel kills this process when the thread that started it ends. Processes that it
-    starts are not killed.
-
-    `parent`: the process id that the parent is known by, which may have ended before this call.
-    """
-    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:
-        os._exit(128 + signal.SIGKILL)
-
+from penstock_runtime.host.forks import end_with_parent
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 15.0

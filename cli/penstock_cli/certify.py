@@ -59,6 +59,7 @@ MOST_QUERIES = 20_000
 CHECKED = 200
 """Documents with which OLD is compared with the index."""
 FIELDS = IndexCriteria.model_fields
+ROWS = "Rows of a text and its stored vector: Parquet (with the extra `index`) or JSON lines."
 TOKEN = click.option(
     "--auth-token",
     envvar="PENSTOCK_AUTH_TOKEN",
@@ -115,7 +116,7 @@ def progress(name: str) -> Callable[[int, int], None]:
     "--index",
     type=click.Path(path_type=Path),
     required=True,
-    help="Rows of a text and its stored vector: Parquet (with the extra `index`) or JSON lines.",
+    help=ROWS,
 )
 @click.option(
     "--queries",

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.errors import IndexSampleUnusable
 from penstock.manifest import Manifest
-from penstock_cli.certify import COLUMNS, LARGEST_CLOSE, PROMPT, TOKEN, embedder_of, progress
+from penstock_cli.certify import COLUMNS, LARGEST_CLOSE, PROMPT, ROWS, TOKEN, embedder_of, progress
 from penstock_cli.space import space_at
 from penstock_cli.terminal import facts
 from penstock_optimizer.guard.certificate import Writers, who_wrote
@@ -34,7 +34,7 @@ def command() -> None:
     "--pairs",
     type=click.Path(path_type=Path),
     required=True,
-    help="Rows of a text and its stored vector: Parquet (with the extra `index`) or JSON lines. At least 200.",
+    help=f"{ROWS} At least 200.",
 )
 @COLUMNS[0]
 @COLUMNS[1]

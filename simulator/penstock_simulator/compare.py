@@ -413,15 +413,11 @@ def compare(
                 done += 1
                 on_progress(done, total, name if isinstance(name, str) else name.name)
             yield _result(experiment, index, plan, outcomes)
-    except (KeyboardInterrupt, GeneratorExit):
+    except BaseException:
         # The end of the workers fails what is left. To cancel that, too, would race with the pool's own thread, which
         # then prints a traceback.
-        for worker in multiprocessing.active_children():
+        for worker in multiprocessing.active_children() if pool is not None else ():
             worker.terminate()
-        raise
-    except BaseException:
-        if pool is not None:
-            pool.shutdown(cancel_futures=True)
         raise
     finally:
         if pool is not None:

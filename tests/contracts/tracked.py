@@ -6,20 +6,10 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+from images.content import FOLDERS
+
 ROOT = Path(__file__).parents[2]
-PRODUCT = (
-    "penstock",
-    "cli",
-    "operator",
-    "runtime",
-    "optimizer",
-    "gateway",
-    "bench",
-    "simulator",
-    "planner",
-    "bulk",
-    "report",
-)
+PRODUCT = tuple(folder for folder in FOLDERS if "/" not in folder)
 """The folders of the product."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import fcntl
 import os
 import resource
@@ -28,6 +29,22 @@ from penstock.process import python_module
 START_SECONDS = 60.0
 """Longest start of the parent, which imports libraries."""
 CLOSE_SECONDS = 10.0
+
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+"""Loaded here: between fork and exec nothing may be."""
+
+
+def end_with_parent(parent: int) -> None:
+    """From now on the kernel kills this process when the thread that started it ends. Processes that it
+    starts are not killed.
+
+    `parent`: the process id that the parent is known by, which may have ended before this call.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
 
 
 class ForkServer:

@@ -10,7 +10,6 @@ gives to the first process of a container.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
@@ -22,13 +21,13 @@ from typing import NoReturn
 
 from penstock.errors import PenstockError
 from penstock.logs import log_event
+from penstock_runtime.host.forks import end_with_parent
 from penstock_runtime.host.termination import DEFAULT_LOG, TRY_AGAIN, failure_message, write_termination_message
 from penstock_runtime.logs import configure_logs
 
 logger = logging.getLogger("penstock.pod")
 
 FORWARDED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-PR_SET_PDEATHSIG = 1
 MOST_CRASHES = 3
 """More of them within `WINDOW_SECONDS` end the pod."""
 WINDOW_SECONDS = 600.0
@@ -46,6 +45,7 @@ def supervise(serve: Callable[[int], NoReturn]) -> NoReturn:
     """
     configure_logs("info")
     crashes: list[float] = []
+    first = os.getpid()
     signals = {*FORWARDED, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     gc.collect()
@@ -56,7 +56,7 @@ def supervise(serve: Callable[[int], NoReturn]) -> NoReturn:
         if child == 0:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             # Outside of a container, where the end of the first process does not end the others.
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+            end_with_parent(first)
             serve(len(crashes))
         status: int | None = None
         while status is None:
