@@ -208,11 +208,17 @@ class Reader:
         prefix = self.body.prefix
         return tensors_digest({name.removeprefix(prefix): array for name, array in self.weights.taken.items()})
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number of config.json."""
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int | None = None) -> int:
+        """A whole number of config.json. `most`: of one that decides how much is computed before the weights show that
+        it is wrong."""
         value = self.config.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.invalid(key, value, f"a whole number of at least {least}")
+        if (
+            not isinstance(value, int)
+            or isinstance(value, bool)
+            or value < least
+            or (most is not None and value > most)
+        ):
+            raise self.invalid(key, value, f"a whole number from {least}{f' to {most}' if most is not None else ''}")
         return value
 
     def number(self, key: str, default: float) -> float:
