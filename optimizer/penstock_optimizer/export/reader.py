@@ -208,7 +208,7 @@ class Reader:
         prefix = self.body.prefix
         return tensors_digest({name.removeprefix(prefix): array for name, array in self.weights.taken.items()})
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: float = math.inf) -> int:
         """A whole number of config.json. `most`: of one that decides how much is computed before the weights show that
         it is wrong."""
         value = self.config.get(key, default)
