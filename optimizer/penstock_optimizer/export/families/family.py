@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -148,7 +149,7 @@ class Family:
 
     def integer(self, name: str) -> int:
         """One of the fields in `defaults`."""
-        most = MOST_LAYERS if name.endswith("layers") else None
+        most = MOST_LAYERS if name.endswith("layers") else math.inf
         return self.reader.integer(self.key(name), self.defaults[name], most=most)
 
     @property
