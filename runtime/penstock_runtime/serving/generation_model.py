@@ -14,6 +14,7 @@ import numpy as np
 from penstock.errors import ArtefactError, CorruptModel
 from penstock.manifest import BatchInvariance, Manifest
 from penstock.recipe import EngineName, Plan
+from penstock.tasks import TaskName
 from penstock_runtime.engines.base import BLOCK_SIZE, StepEngine
 from penstock_runtime.engines.load import block_bytes, load_step_engine, pool_blocks
 from penstock_runtime.generation.grammar import Grammars
@@ -36,7 +37,7 @@ SAMPLING_DEFAULTS = (
     "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop_strings",
     "min_new_tokens",
 )  # fmt: skip
-"""Fields of generation_config.json that are defaults of requests."""
+"""Fields of the model's files that are defaults of requests."""
 
 
 @dataclass(eq=False)
@@ -107,8 +108,18 @@ def read_generation_model(path: Path, engine: StepEngine) -> GenerationModel:
         tokenizer,
         read_template(path, settings),
         _end_tokens(tokenizer, generation, config, special_tokens(settings)),
-        {name: generation[name] for name in SAMPLING_DEFAULTS if generation.get(name) is not None},
+        _defaults(path, generation, config),
     )
+
+
+def _defaults(path: Path, generation: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of requests, as transformers finds them: in config.json if there is no other file, and in its settings of the
+    pipeline, which come before both (GPT-2)."""
+    stated = generation if (path / GENERATION_CONFIG).is_file() else config
+    tasks = config.get("task_specific_params")
+    own = tasks.get(TaskName.TEXT_GENERATION) if isinstance(tasks, Mapping) else None
+    found = {**stated, **(own if isinstance(own, Mapping) else {})}
+    return {name: found[name] for name in SAMPLING_DEFAULTS if found.get(name) is not None}
 
 
 def open_generation_engine(
@@ -181,7 +192,7 @@ def load_generation_artefact(
         engine.close()
         raise
     model.plan, model.manifest = plan, manifest
-    model.findings = (*findings, *model.tokenizer.findings, *ignored_settings(folder))
+    model.findings = (*findings, *model.tokenizer.findings, *ignored_settings(folder, generates=True))
     recipe, company, compared = plan.recipe, _same_in_company(manifest, plan), _invariance(manifest, plan)
     # The native engine computes each row on its own, and the guard has found no difference.
     model.facts = {

@@ -357,6 +357,31 @@ def test_an_end_token_is_read_where_transformers_reads_it(tmp_path: Path) -> Non
     assert read_generation_model(folder, small_engine()).end_tokens == {11, 257}
 
 
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        ({"temperature": 0.5, "top_k": None}, None, {"temperature": 0.5}),
+        ({"temperature": 0.5}, {}, {}),
+        (
+            {"task_specific_params": {"text-generation": {"do_sample": True, "temperature": 0.5}}},
+            {"temperature": 0.25, "top_k": 3},
+            {"do_sample": True, "temperature": 0.5, "top_k": 3},
+        ),
+        ({"task_specific_params": {"summarization": {"temperature": 0.5}}}, {"top_k": 3}, {"top_k": 3}),
+        ({"task_specific_params": [1]}, None, {}),
+    ],
+)
+def test_defaults_are_found_where_transformers_finds_them(
+    config: dict[str, Any], generation: dict[str, Any] | None, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write_generation_folder(tmp_path)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 258, **config}))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert read_generation_model(folder, small_engine()).defaults == expected
+
+
 def test_an_answer_ends_as_the_models_files_say(tmp_path: Path) -> None:
     async def texts(folder: str, **settings: Any) -> tuple[str, int]:
         model = small_generation_model(tmp_path / folder, **settings)
