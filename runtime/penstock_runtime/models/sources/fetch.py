@@ -15,6 +15,7 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import static_folder
 from penstock_runtime.models.sources.hub import HubFetch
 from penstock_runtime.models.sources.object_source import ObjectFetch, fetch_object, open_source
+from penstock_runtime.models.sources.oci_source import OciFetch
 from penstock_runtime.models.sources.transfer import (
     FetchProgress,
     OnConfig,
@@ -61,6 +62,8 @@ def fetch_model(
             folder = _claim_folder(source, Path(os.environ.get(PVC_ROOT_VARIABLE) or DEFAULT_PVC_ROOT))
         case Scheme.HF:
             folder = HubFetch(source, cache, token, graph=graph, retries=retries, report=on_progress, check=check).run()
+        case Scheme.OCI:
+            folder = OciFetch(source, cache, retries, on_progress, check).run()
         case Scheme.S3 | Scheme.GS | Scheme.AZ:
             folder = ObjectFetch(
                 source, open_source(source), cache, graph=graph, retries=retries, report=on_progress, check=check
