@@ -198,7 +198,9 @@ class OciFetch:
         if is_artefact is not self.artefact:
             raise ModelError(
                 f"{self.source} is {'' if is_artefact else 'not '}an artefact that penstock push has written",
-                remedy="Serve it with penstock serve oci://..." if is_artefact else "Name a model in a ModelEndpoint file",
+                remedy="Serve it with penstock serve oci://..."
+                if is_artefact
+                else "Name a model in a ModelEndpoint file",
             )
         layers = self._wanted(layers_of(str(self.source), manifest))
         check_size(str(self.source), sum(one.size for one in layers))

@@ -111,7 +111,9 @@ def choose_files(origin: str, names: Iterable[str], *, graph: bool) -> list[str]
         tensors = []
     own = own_graph(names)
     if len(tensors) > MOST_FILES:
-        raise UnsupportedModel(f"{origin} has {len(tensors)} files of weights", remedy=f"Use at most {MOST_FILES} files")
+        raise UnsupportedModel(
+            f"{origin} has {len(tensors)} files of weights", remedy=f"Use at most {MOST_FILES} files"
+        )
     if own is None and not tensors and not any(map(_STATIC.fullmatch, settings)):
         raise missing_weights(origin, names)
     data = re.compile(re.escape(own or "") + r"[._]data[\w.]*")
