@@ -32,8 +32,8 @@ class RegistryTarget(click.ParamType[ModelSource]):
 def command(artefact: Path, target: ModelSource) -> None:
     """Write an ARTEFACT folder that penstock optimize has made to a container registry.
 
-    Each file is a blob with its name, which other tools (oras pull) read, too. Credentials are those of docker login, or
-    of PENSTOCK_REGISTRY_AUTH. The last line has the address with its digest, for penstock serve.
+    Each file is a blob with its name, which other tools (oras pull) read, too. Credentials are those of docker login,
+    or of PENSTOCK_REGISTRY_AUTH. The last line has the address with its digest, for penstock serve.
     """
     read_artefact(artefact, otherwise="Give the folder that penstock optimize has written")
     show = transfer_lines("sending")

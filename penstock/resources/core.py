@@ -39,8 +39,7 @@ _SHAPE = {
     Scheme.GS: (r"[\w.-]+(/.+)?", "gs://bucket/path"),
     Scheme.AZ: (r"[\w.-]+(/.+)?", "az://container/path"),
     Scheme.OCI: (
-        r"([A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+(:[0-9]{1,5})?|localhost|[A-Za-z0-9-]+:[0-9]{1,5})"
-        r"(/[a-z0-9]+([._-]+[a-z0-9]+)*)+",
+        r"([A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+(:[0-9]{1,5})?|localhost|[A-Za-z0-9-]+:[0-9]{1,5})(/[a-z0-9]+([._-]+[a-z0-9]+)*)+",
         "oci://registry/repository:tag",
     ),
     Scheme.PVC: (r"[a-z0-9][-a-z0-9.]*(/.+)?", "pvc://claim/path"),

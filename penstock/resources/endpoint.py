@@ -280,7 +280,8 @@ class EndpointCore(Spec):
         Rule(
             "!has(self.modelCredentials) || self.model.matches('^(hf|s3|gs|az|oci)://')",
             lambda it: it.model_credentials is None or it.source.scheme in SIGNED_SCHEMES,
-            "modelCredentials are for hf://, s3://, gs://, az:// and oci://, and model is {model}: remove modelCredentials",
+            "modelCredentials are for hf://, s3://, gs://, az:// and oci://, and model is {model}: remove "
+            "modelCredentials",
         ),
         Rule(
             "!has(self.objective) || self.task == 'text-generation' || !(has(self.objective.timeToFirstToken) || "

@@ -21,7 +21,7 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -73,11 +73,12 @@ class Manifest:
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows a redirect to another http or https address, from https to https only."""
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+    def redirect_request(self, req: Any, fp: Any, *answer: Any) -> Any:
         """See `urllib.request`."""
-        if not newurl.startswith("https://") and not (newurl.startswith("http://") and req.type == "http"):
+        code, _, headers, address = answer
+        if not address.startswith("https://") and not (address.startswith("http://") and req.type == "http"):
             raise urllib.error.HTTPError(req.full_url, code, "a redirect to an unsafe address", headers, fp)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+        return super().redirect_request(req, fp, *answer)
 
 
 @dataclass
@@ -123,7 +124,7 @@ class Registry:
             raise RegistryError(FailureKind.REFUSED, "its manifest is not a JSON object")
         return Manifest(digest, str(value.get("mediaType") or media_type), value)
 
-    def blob(self, digest: str, start: int) -> Iterator[tuple[int, bytes]]:
+    def blob(self, digest: str, start: int) -> Generator[tuple[int, bytes]]:
         """The bytes of a blob from `start` on, in chunks with their positions. The first position is 0 if the registry
         cannot send a part. Not verified."""
         headers = {"Range": f"bytes={start}-"} if start else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def push_artefact(folder: Path, target: ModelSource, retries: Retries, report: O
             with content.open("rb") as file:
                 registry.upload(digest, size, file)
 
-    def run(action: partial[object]) -> None:
+    def run(action: Callable[[], object]) -> None:
         def translated() -> None:
             try:
                 action()

@@ -25,7 +25,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Self
+from typing import IO, Any, Self, cast
 
 from penstock.errors import (
     CorruptModel,
@@ -53,8 +53,8 @@ from penstock_runtime.models.sources.transfer import (
     max_model_bytes,
     translate_folder_errors,
 )
-from penstock_runtime.registry import INDEXES, Manifest, Registry, RegistryError
-from penstock_runtime.remote import CHUNK_BYTES, FailureKind, Retries
+from penstock_runtime.registry import CHUNK_BYTES, INDEXES, Manifest, Registry, RegistryError
+from penstock_runtime.remote import FailureKind, Retries
 
 IMAGE_FOLDER = "models"
 """The folder of an image that has the model, as KServe's modelcars have it."""
@@ -103,7 +103,8 @@ def layers_of(origin: str, manifest: Manifest) -> list[Layer]:
     if len(stated) > MOST_FILES:
         raise UnsupportedModel(f"{origin} has {len(stated)} layers", remedy=f"Use at most {MOST_FILES}")
     is_image = isinstance(config, dict) and config.get("mediaType") in _IMAGE_CONFIGS
-    found, shards = [], sum(_is_unnamed(one, "safetensors") for one in stated)
+    found: list[Layer] = []
+    shards = sum(_is_unnamed(one, "safetensors") for one in stated)
     for one in stated:
         kind, digest, size = str(one.get("mediaType")), one.get("digest"), one.get("size")
         if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None or not isinstance(size, int) or size < 0:
@@ -287,6 +288,7 @@ class OciFetch:
         """Read the rest of a blob, or part of it: after a connection that brought something, the next one is not a
         repeated attempt. A registry that begins at the start again brings nothing by this measure."""
         start = file.tell()
+        failure = RegistryError(FailureKind.UNAVAILABLE, f"{layer.name or 'a layer'} ends before its size")
         try:
             with closing(self._registry.blob(layer.digest, start)) as chunks:
                 for position, chunk in chunks:
@@ -297,10 +299,10 @@ class OciFetch:
                     report(file.tell())
                     if file.tell() >= layer.size:
                         return
-            raise RegistryError(FailureKind.UNAVAILABLE, f"{layer.name or 'a layer'} ends before its size")
-        except RegistryError:
-            if file.tell() <= start:
-                raise
+        except RegistryError as error:
+            failure = error
+        if file.tell() <= start:
+            raise failure
 
     def _of_this_machine(self, top: Manifest) -> Manifest:
         """The manifest, of an index the one for this machine."""
@@ -323,7 +325,7 @@ class OciFetch:
                 f"{self.source}: none of its {len(entries)} images is for linux/{wanted['architecture']}",
                 remedy="Push one, or name the digest of another one",
             )
-        found = self._ask(lambda: self._registry.manifest(digest))
+        found: Manifest = self._ask(lambda: self._registry.manifest(digest))
         if found.media_type in INDEXES:
             raise UnsupportedModel(f"{self.source} is an index of indexes", remedy="Name the digest of an image")
         return found
@@ -423,7 +425,9 @@ class _Unpacking:
         try:
             with (
                 gzip.open(blob) if layer.compressed else blob.open("rb") as file,
-                tarfile.open(fileobj=_Counted(file, self), mode="r|", bufsize=CHUNK_BYTES, tarinfo=_Member) as archive,
+                tarfile.open(
+                    fileobj=cast("IO[bytes]", _Counted(file, self)), mode="r|", bufsize=CHUNK_BYTES, tarinfo=_Member
+                ) as archive,
             ):
                 self._add_archive(layer, archive)
         except _CAUSES as error:
