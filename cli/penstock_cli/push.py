@@ -20,9 +20,10 @@ class RegistryTarget(click.ParamType[ModelSource]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> ModelSource:
         """The parsed address."""
-        found = value if isinstance(value, ModelSource) else ModelSource.parse(str(value))
-        if found.scheme is not Scheme.OCI or found.digest:
-            self.fail(f"{str(value)!r} is not the address of a registry with a tag: write {self.name}", param, ctx)
+        text = str(value)
+        found = ModelSource.parse(text) if text.startswith(f"{Scheme.OCI.value}://") else None
+        if found is None or found.digest:
+            self.fail(f"{text!r} is not the address of a registry with a tag: write {self.name}", param, ctx)
         return found
 
 

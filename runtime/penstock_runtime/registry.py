@@ -61,7 +61,7 @@ class RegistryError(Exception):
 
 
 @dataclass(frozen=True)
-class Manifest:
+class RegistryManifest:
     """A manifest, or an index of manifests."""
 
     digest: str
@@ -105,7 +105,7 @@ class Registry:
         is_plain = registry in plain or _LOOPBACK.fullmatch(registry) is not None
         return cls(registry, repository, _credentials(registry, repository), is_plain)
 
-    def manifest(self, reference: str) -> Manifest:
+    def manifest(self, reference: str) -> RegistryManifest:
         """The manifest or index of a tag or digest."""
         accept = ", ".join(sorted(INDEXES | MANIFESTS))
         with self._send("GET", f"manifests/{reference}", headers={"Accept": accept}) as answer:
@@ -122,7 +122,7 @@ class Registry:
             value = None
         if not isinstance(value, dict):
             raise RegistryError(FailureKind.REFUSED, "its manifest is not a JSON object")
-        return Manifest(digest, str(value.get("mediaType") or media_type), value)
+        return RegistryManifest(digest, str(value.get("mediaType") or media_type), value)
 
     def blob(self, digest: str, start: int) -> Generator[tuple[int, bytes]]:
         """The bytes of a blob from `start` on, in chunks with their positions. The first position is 0 if the registry

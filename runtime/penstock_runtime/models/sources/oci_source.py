@@ -53,7 +53,7 @@ from penstock_runtime.models.sources.transfer import (
     max_model_bytes,
     translate_folder_errors,
 )
-from penstock_runtime.registry import CHUNK_BYTES, INDEXES, Manifest, Registry, RegistryError
+from penstock_runtime.registry import CHUNK_BYTES, INDEXES, RegistryManifest, Registry, RegistryError
 from penstock_runtime.remote import FailureKind, Retries
 
 IMAGE_FOLDER = "models"
@@ -79,7 +79,7 @@ _CAUSES = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError,
 
 
 @dataclass(frozen=True)
-class Layer:
+class ImageLayer:
     """A blob of a manifest."""
 
     digest: str
@@ -92,7 +92,7 @@ class Layer:
     """The folder of the archive that counts; empty: all of it."""
 
 
-def layers_of(origin: str, manifest: Manifest) -> list[Layer]:
+def layers_of(origin: str, manifest: RegistryManifest) -> list[ImageLayer]:
     """The layers of a manifest that hold files of a model or artefact, lowest first. CorruptModel, UnsafeModel or
     UnsupportedModel for a manifest that cannot be used; `origin` names it in errors."""
     stated, config = manifest.content.get("layers"), manifest.content.get("config")
@@ -103,7 +103,7 @@ def layers_of(origin: str, manifest: Manifest) -> list[Layer]:
     if len(stated) > MOST_FILES:
         raise UnsupportedModel(f"{origin} has {len(stated)} layers", remedy=f"Use at most {MOST_FILES}")
     is_image = isinstance(config, dict) and config.get("mediaType") in _IMAGE_CONFIGS
-    found: list[Layer] = []
+    found: list[ImageLayer] = []
     shards = sum(_is_unnamed(one, "safetensors") for one in stated)
     for one in stated:
         kind, digest, size = str(one.get("mediaType")), one.get("digest"), one.get("size")
@@ -116,15 +116,15 @@ def layers_of(origin: str, manifest: Manifest) -> list[Layer]:
             how = archive[1] if archive and archive[1] else ".gzip" if notes.get(_UNPACKED) == "true" else ""
             if how[1:] not in {"", "gzip"}:
                 raise UnsupportedModel(f"{origin}: a layer is packed with {how[1:]}", remedy="Pack it with gzip")
-            layer = Layer(digest, size, compressed=bool(how), below=IMAGE_FOLDER if is_image else "")
+            layer = ImageLayer(digest, size, compressed=bool(how), below=IMAGE_FOLDER if is_image else "")
         elif name:
-            layer = Layer(digest, size, _safe_name(origin, name))
+            layer = ImageLayer(digest, size, _safe_name(origin, name))
         elif _is_unnamed(one, "gguf"):
-            layer = Layer(digest, size, f"model{GGUF}")
+            layer = ImageLayer(digest, size, f"model{GGUF}")
         elif _is_unnamed(one, "safetensors"):
             number = sum(earlier.name.endswith(".safetensors") for earlier in found) + 1
             shard = f"model-{number:05d}-of-{shards:05d}.safetensors" if shards > 1 else "model.safetensors"
-            layer = Layer(digest, size, shard)
+            layer = ImageLayer(digest, size, shard)
         else:
             continue
         if not _LEFT_OUT.search(kind):
@@ -193,7 +193,7 @@ class OciFetch:
         self._records.point(_tag(self.source), top.digest)
         return folder
 
-    def _fetch(self, top: Manifest) -> Path:
+    def _fetch(self, top: RegistryManifest) -> Path:
         manifest = self._of_this_machine(top)
         is_artefact = manifest.content.get("artifactType") == ARTEFACT_TYPE
         if is_artefact is not self.artefact:
@@ -232,7 +232,7 @@ class OciFetch:
             shutil.rmtree(blobs)
         return folder
 
-    def _wanted(self, layers: Sequence[Layer]) -> list[Layer]:
+    def _wanted(self, layers: Sequence[ImageLayer]) -> list[ImageLayer]:
         """Of files with known names those that a model is made of; with archives all."""
         files = {one.name: one for one in layers if one.name}
         if self.artefact or len(files) < len(layers):
@@ -244,7 +244,7 @@ class OciFetch:
             return models
         return [files[name] for name in choose_files(str(self.source), files, graph=True)]
 
-    def _fetch_blobs(self, layers: Sequence[Layer], folder: Path) -> None:
+    def _fetch_blobs(self, layers: Sequence[ImageLayer], folder: Path) -> None:
         total, done = sum(one.size for one in layers), 0
         # config.json comes first: it shows whether the model can be served before gigabytes are fetched.
         for layer in sorted(layers, key=lambda one: one.name != "config.json"):
@@ -264,7 +264,7 @@ class OciFetch:
     def _report(self, name: str, done: int, total: int, more: int) -> None:
         self.report(FetchProgress(str(self.source), name, done + more, total))
 
-    def _fetch_blob(self, layer: Layer, path: Path, report: Callable[[int], None]) -> None:
+    def _fetch_blob(self, layer: ImageLayer, path: Path, report: Callable[[int], None]) -> None:
         unfinished = path.with_suffix(".part")
         with unfinished.open("ab") as file:
             if file.tell() > layer.size:
@@ -284,7 +284,7 @@ class OciFetch:
             )
         unfinished.rename(path)
 
-    def _read_on(self, layer: Layer, file: IO[bytes], report: Callable[[int], None]) -> None:
+    def _read_on(self, layer: ImageLayer, file: IO[bytes], report: Callable[[int], None]) -> None:
         """Read the rest of a blob, or part of it: after a connection that brought something, the next one is not a
         repeated attempt. A registry that begins at the start again brings nothing by this measure."""
         start = file.tell()
@@ -304,7 +304,7 @@ class OciFetch:
         if file.tell() <= start:
             raise failure
 
-    def _of_this_machine(self, top: Manifest) -> Manifest:
+    def _of_this_machine(self, top: RegistryManifest) -> RegistryManifest:
         """The manifest, of an index the one for this machine."""
         if top.media_type not in INDEXES:
             return top
@@ -325,7 +325,7 @@ class OciFetch:
                 f"{self.source}: none of its {len(entries)} images is for linux/{wanted['architecture']}",
                 remedy="Push one, or name the digest of another one",
             )
-        found: Manifest = self._ask(lambda: self._registry.manifest(digest))
+        found: RegistryManifest = self._ask(lambda: self._registry.manifest(digest))
         if found.media_type in INDEXES:
             raise UnsupportedModel(f"{self.source} is an index of indexes", remedy="Name the digest of an image")
         return found
@@ -386,7 +386,7 @@ def _cut(file: IO[bytes], position: int) -> None:
     file.truncate()
 
 
-def _path(blobs: Path, layer: Layer) -> Path:
+def _path(blobs: Path, layer: ImageLayer) -> Path:
     return blobs / layer.digest.removeprefix("sha256:")
 
 
@@ -413,7 +413,7 @@ class _Unpacking:
     members: int = 0
     files: int = 0
 
-    def add(self, layer: Layer, blob: Path) -> None:
+    def add(self, layer: ImageLayer, blob: Path) -> None:
         """Add a layer. CorruptModel, UnsafeModel or UnsupportedModel for an archive that cannot be used."""
         if layer.name:
             target = self._target(layer.name)
@@ -435,7 +435,7 @@ class _Unpacking:
                 f"{self.origin}: the layer {layer.digest[:19]} cannot be unpacked ({error})", remedy="Push it again"
             ) from error
 
-    def _add_archive(self, layer: Layer, archive: tarfile.TarFile) -> None:
+    def _add_archive(self, layer: ImageLayer, archive: tarfile.TarFile) -> None:
         mine: set[Path] = set()
         for member in archive:
             self.members += 1
