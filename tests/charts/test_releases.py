@@ -199,7 +199,7 @@ def limited(releases: Helm, private_control_plane: ControlPlane, kubectl: Kubect
     [
         ("default", {"model": "file:///etc/kubernetes"}, "policy.fileSources"),
         ("default", {"model": "hf://other/bert"}, "allows these sources in the namespace default: s3://shared/models."),
-        ("team-c", {"model": "hf://other/bert"}, "hf://our-org/, pkg://penstock, gs://of-c, s3://shared/models."),
+        ("team-c", {"model": "hf://other/bert"}, "hf://our-org/, pkg://penstock, gs://of-c, oci://"),
         (
             "team-c",
             {"cores": 9},

@@ -120,7 +120,7 @@ def _token_server(roots: Path, asked: list[str]) -> Iterator[str]:
     def token(scopes: Sequence[str]) -> str:
         parts = [scope.split(":") for scope in scopes]
         access = [{"type": kind, "name": of, "actions": actions.split(",")} for kind, of, actions in parts]
-        claims = {"iss": ISSUER, "sub": USER, "aud": SERVICE, "access": access, "jti": "1"}
+        claims: dict[str, Any] = {"iss": ISSUER, "sub": USER, "aud": SERVICE, "access": access, "jti": "1"}
         claims |= {"exp": int(time.time()) + 300, "nbf": int(time.time()) - 60, "iat": int(time.time()) - 60}
         header = {"typ": "JWT", "alg": "RS256", "x5c": chain}
         text = ".".join(_encoded(json.dumps(one).encode()) for one in (header, claims))

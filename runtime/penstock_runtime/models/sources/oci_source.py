@@ -53,7 +53,7 @@ from penstock_runtime.models.sources.transfer import (
     max_model_bytes,
     translate_folder_errors,
 )
-from penstock_runtime.registry import CHUNK_BYTES, INDEXES, RegistryManifest, Registry, RegistryError
+from penstock_runtime.registry import CHUNK_BYTES, INDEXES, Registry, RegistryError, RegistryManifest
 from penstock_runtime.remote import FailureKind, Retries
 
 IMAGE_FOLDER = "models"

@@ -8,6 +8,7 @@ import io
 import json
 import platform
 import tarfile
+import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -152,16 +153,16 @@ def test_of_an_index_the_image_for_this_machine_is_taken(registry: RealRegistry,
          "platform": {"os": "linux", "architecture": name}} for name, digest in digests.items()
     ]  # fmt: skip
     index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": entries}
-    request = client.urllib.request.Request(
+    request = urllib.request.Request(
         f"http://{registry.address}/v2/many/manifests/both", json.dumps(index).encode(), method="PUT",
         headers={"Content-Type": "application/vnd.oci.image.index.v1+json"},
     )  # fmt: skip
-    client.urllib.request.urlopen(request).close()
+    urllib.request.urlopen(request).close()
 
     assert fetch(registry, "many:both", tmp_path / "cache").digest() == ModelFolder.open(model).digest()
     index["manifests"] = [{**one, "platform": {"os": "windows", "architecture": own}} for one in entries]
     request.data = json.dumps(index).encode()
-    client.urllib.request.urlopen(request).close()
+    urllib.request.urlopen(request).close()
     with pytest.raises(ModelNotFound, match=rf"none of its 2 images is for linux/{own}"):
         fetch(registry, "many:both", tmp_path / "cache")
 
@@ -169,8 +170,9 @@ def test_of_an_index_the_image_for_this_machine_is_taken(registry: RealRegistry,
 def test_later_layers_replace_and_hide_files_of_earlier_ones(registry: RealRegistry, tmp_path: Path) -> None:
     files = contents(model_folder(tmp_path / "original"))
     stale = {"config.json": b"{}", "modules.json": b"[]", "old/a.txt": b"x", "old/b.txt": b"x", "folder/x": b"x"}
-    marks = {".wh.modules.json": b"", "old/.wh..wh..opq": b"", ".wh.folder": b"", "old/c.txt": b"new"}
-    layers = [(LAYER, packed(one, "models/"), {}) for one in (stale, {**files, **marks})]
+    marks: dict[str, bytes] = {".wh.modules.json": b"", "old/.wh..wh..opq": b"", ".wh.folder": b"", "old/c.txt": b"new"}
+    notes: dict[str, str] = {}
+    layers = [(LAYER, packed(one, "models/"), notes) for one in (stale, {**files, **marks})]
     registry.push("layers", layers, config=IMAGE)
 
     assert contents(fetch(registry, "layers", tmp_path / "cache").path) == {**files, "old/c.txt": b"new"}
