@@ -35,7 +35,7 @@ class FakeNode:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: Sequence[Mapping[str, str]] = (TAINT,)
     resources: Mapping[str, str] = field(default_factory=dict)
-    """Added to 32 cores, 256 GiB, a disk of 500 GiB and 110 pods, or replacing them: such as `{"aws.amazon.com/neuron": "4"}`."""
+    """Added to 32 cores, 256 GiB, 500 GiB of disk and 110 pods, or replacing them: `{"aws.amazon.com/neuron": "4"}`."""
 
     architecture: str = "amd64"
 

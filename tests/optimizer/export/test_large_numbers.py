@@ -9,6 +9,7 @@ import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_no_number_of_a_configuration_decides_how_much_memory_an_export_takes(tm
 
     t5 = {"vocab_size": 61, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 3}
     for name, fields in {**FAMILIES, **DECODER_FIELDS, "T5Config": t5}.items():
-        tied = {"tie_word_embeddings": True} if name in DECODER_FIELDS else {}
+        tied: dict[str, Any] = {"tie_word_embeddings": True} if name in DECODER_FIELDS else {}
         make(tmp_path / name, name, Head.ENCODER, **fields, **tied)
 
     command = [sys.executable, "-m", __name__, *map(str, sorted(tmp_path.iterdir()))]

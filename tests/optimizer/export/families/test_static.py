@@ -171,7 +171,10 @@ def test_tables_that_do_not_fit_are_named(tensors: dict[str, NDArray[Any]], word
 def test_a_table_over_the_limit_is_refused_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of a megabyte has the vectors of a million tokens, 16 GB."""
     monkeypatch.setenv("PENSTOCK_MODEL_MAX_BYTES", str(10**9))
-    tensors = {"embeddings": np.ones((2, 4096), np.float32), "mapping": np.zeros(1_000_000, np.uint8)}
+    tensors: dict[str, NDArray[Any]] = {
+        "embeddings": np.ones((2, 4096), np.float32),
+        "mapping": np.zeros(1_000_000, np.uint8),
+    }
     path = write_model2vec(tmp_path / "model", tensors)
     tracemalloc.start()
     try:
