@@ -30,6 +30,8 @@ from penstock_runtime.tokens.backend import component
 if TYPE_CHECKING:
     from penstock_runtime.generation.templates import ChatTemplate
 
+CHARACTERS_PER_TOKEN = 16
+"""Of a long prompt, this much is tokenised first, for each token that it may have: most texts have some 4.5."""
 GENERATION_CONFIG = "generation_config.json"
 WARM_UP_TOKENS = 32
 WARM_UP_ROWS = 8
@@ -79,11 +81,20 @@ class GenerationModel:
         """The text of tokens, without special tokens."""
         return str(self.tokenizer.backend.decode(list(tokens), skip_special_tokens=True))
 
-    def encode_prompt(self, text: str, *, with_special_tokens: bool) -> list[int]:
+    def encode_prompt(self, text: str, *, with_special_tokens: bool, most: int) -> list[int]:
         """The tokens of a prompt. Special tokens in the text count as such: chat templates write them.
 
         `with_special_tokens`: those that the tokenizer adds to every text, such as the token of its beginning.
+        `most`: more than this number of tokens may not be used; of much longer texts one more is given.
         """
+        first = most * CHARACTERS_PER_TOKEN
+        if first < len(text):
+            ids = self._encoded(text[:first], with_special_tokens=with_special_tokens)
+            if len(ids) > 2 * most:  # the rest of the text may join the last of them
+                return ids[: most + 1]
+        return self._encoded(text, with_special_tokens=with_special_tokens)
+
+    def _encoded(self, text: str, *, with_special_tokens: bool) -> list[int]:
         # Unlike `encode`, it lets other threads run meanwhile.
         (encoding,) = self.tokenizer.backend.encode_batch_fast([text], add_special_tokens=with_special_tokens)
         ids: list[int] = encoding.ids
