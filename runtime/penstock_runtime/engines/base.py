@@ -26,6 +26,8 @@ class Threads:
 
     streams: int
     per_stream: int
+    placed: bool = True
+    """Each stream may be kept on a core of its own, where threads of one model have the cores."""
 
 
 @dataclass(frozen=True)
