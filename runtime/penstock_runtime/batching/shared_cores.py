@@ -43,6 +43,8 @@ HOLD_SHARE = 0.25
 """A batch holds its cores for at most this share of the shortest objective of other models."""
 LEAST_HOLD_SECONDS = 0.002
 """Shorter batches cost more than they help."""
+MOST_HOLD_SECONDS = 1.0
+"""Of any batch."""
 MOST_GIVING_WAY = 16
 """Requests that give way to one."""
 STEADY_SECONDS = 0.5
@@ -187,7 +189,7 @@ def next_queue(heads: Sequence[Head | None], floor: BulkFloor) -> int | None:
 def longest_hold(level: int, others: Iterable[Terms], waiting: Iterable[Head], now: float) -> float:
     """Seconds for which a batch of this level may hold its cores. `others`: of the other models; `waiting`: their
     work."""
-    longest = math.inf
+    longest = MOST_HOLD_SECONDS
     for terms in others:
         if terms.level <= level:
             longest = min(longest, HOLD_SHARE * terms.objective)
