@@ -16,7 +16,9 @@ from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import AccessSettings, HttpSettings, Settings
 
 
-async def serve_several(options: Sequence[ServeOptions], settings: Sequence[Settings], priorities: Sequence[str]) -> int:
+async def serve_several(
+    options: Sequence[ServeOptions], settings: Sequence[Settings], priorities: Sequence[str]
+) -> int:
     """Serve until a signal ends it. Returns the number of connections that were cut off."""
     sessions = [ServeSession(*given, is_member=True) for given in zip(options, settings, strict=True)]
     named = [session.read() for session in sessions]
@@ -50,9 +52,7 @@ async def serve_several(options: Sequence[ServeOptions], settings: Sequence[Sett
         Server(
             session.status(one, grant),
             settings_of_member(session.settings),
-            share=cores.share(
-                one.name, priority=classes.get(one.name, 0), objective_seconds=session.objective_seconds
-            ),
+            share=cores.share(one.name, priority=classes.get(one.name, 0), objective_seconds=session.objective_seconds),
         )
         for session, one in zip(sessions, named, strict=True)
     ]
@@ -63,9 +63,7 @@ async def serve_several(options: Sequence[ServeOptions], settings: Sequence[Sett
     return await serve_while(server, _work(server, sessions, members, grant))
 
 
-async def _work(
-    server: Server, sessions: Sequence[ServeSession], members: Sequence[Server], grant: CoreGrant
-) -> None:
+async def _work(server: Server, sessions: Sequence[ServeSession], members: Sequence[Server], grant: CoreGrant) -> None:
     for session, member in zip(sessions, members, strict=True):
         await session.load(member, grant)
     server.set_ready()

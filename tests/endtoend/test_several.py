@@ -6,16 +6,28 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.files.reading import from_file
 from penstock.tasks import TaskName
+from penstock_optimizer.optimise import prepare
+from penstock_runtime.app.lifecycle import start_model
+from penstock_runtime.app.server import Server
+from penstock_runtime.host import read_host
+from penstock_runtime.serving.generation_model import load_generation_artefact
+from penstock_runtime.serving.loaded_model import load_artefact
+from penstock_runtime.serving.status import ServerStatus
+from penstock_runtime.settings import Settings
 from tests.cli.endpoints import TINY, run, write_endpoint
 from tests.endtoend.process import Served
 from tests.golden.models import BERT, write_model
+from tests.runtime.http.serving import Endpoint, running
 from tests.runtime.models.gguf_files import write_gguf
 
 pytestmark = pytest.mark.slow
@@ -67,6 +79,21 @@ def server(files: dict[str, Path]) -> Iterator[Served]:
         assert "Traceback" not in served.output
 
 
+def own_server(file: Path) -> AbstractContextManager[Endpoint]:
+    """A server for one of the models alone, with the artefact that the other has made."""
+    endpoint = from_file(ModelEndpoint, file)
+    store = file.parent / "store"
+    artefact = prepare(endpoint, store=store, models=file.parent / "models", cores=2).artefact
+
+    async def make(settings: Settings) -> tuple[Server, None]:
+        server = Server(ServerStatus(endpoint.metadata.name, endpoint.spec.task), settings)
+        load = load_generation_artefact if endpoint.spec.task is TaskName.TEXT_GENERATION else load_artefact
+        await start_model(server, load(artefact, "baseline", read_host(), cores=2))
+        return server, None
+
+    return running(make)
+
+
 def ask(port: int, path: str, body: Any, **headers: str) -> httpx.Response:
     return httpx.post(f"http://127.0.0.1:{port}{path}", json=body, headers=headers, timeout=120, verify=False)
 
@@ -110,19 +137,15 @@ def test_each_model_gives_the_answers_of_its_own_server_while_one_is_flooded(
 
     assert statuses <= {200, 429}
     for name, (_, path, body) in MEMBERS.items():
-        with Served(files[name], "--no-optimize", "--store", files[name].parent / "store") as own:
-            own.ready()
-            expected = content(ask(own.port, path, body))
-            assert own.end() == 0
+        with own_server(files[name]) as own:
+            expected = content(ask(own.server.port, path, body))
         assert found[name] == [expected] * 5, name
 
 
 def test_the_model_is_named_by_the_body_or_the_path(server: Served) -> None:
     port = server.port
     named = {
-        name: ask(port, path, body | {"model": name})
-        for name, (_, path, body) in MEMBERS.items()
-        if path != "/predict"
+        name: ask(port, path, body | {"model": name}) for name, (_, path, body) in MEMBERS.items() if path != "/predict"
     }
     for name, answer in named.items():
         assert content(answer) == content(ask(port, f"/models/{name}{MEMBERS[name][1]}", MEMBERS[name][2])), name
@@ -130,7 +153,7 @@ def test_the_model_is_named_by_the_body_or_the_path(server: Served) -> None:
     assert ask(port, "/v1/chat/completions", CHAT).status_code == 200, "the only one with this route"
     assert ask(port, "/v1/chat/completions", CHAT | {"model": "tgi"}).status_code == 200, "a placeholder"
     unnamed = ask(port, "/v1/embeddings", {"input": TEXT})
-    assert (unnamed.status_code, unnamed.json()["error"]["param"]) == (422, "model")
+    assert (unnamed.status_code, unnamed.json()["error"]["param"]) == (400, "model")
     assert "'embed-a', 'embed-b'" in unnamed.json()["error"]["message"]
     for path, body in (
         ("/v1/embeddings", {"input": TEXT, "model": "other"}),
@@ -146,9 +169,10 @@ def test_the_model_is_named_by_the_body_or_the_path(server: Served) -> None:
     tensor = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [TEXT]}]}
     assert ask(port, "/v2/models/mood/infer", tensor).json()["model_name"] == "mood"
     assert ask(port, "/v2/models/other/infer", tensor).status_code == 404
-    assert ask(port, "/embed", {"inputs": TEXT, "model": "embed-b"}).json() == ask(
-        port, "/models/embed-b/embed", {"inputs": TEXT}
-    ).json()
+    assert (
+        ask(port, "/embed", {"inputs": TEXT, "model": "embed-b"}).json()
+        == ask(port, "/models/embed-b/embed", {"inputs": TEXT}).json()
+    )
     stream = ask(port, "/models/chat/v1/chat/completions", CHAT | {"stream": True})
     assert stream.text.rstrip().endswith("data: [DONE]")
 
@@ -177,7 +201,8 @@ def test_what_the_models_answer_together(server: Served) -> None:
     ):
         assert any(line.startswith(start) for line in lines), start
     assert get(port, "/nothing").status_code == 404
-    assert httpx.options(f"http://127.0.0.1:{port}/models/mood/predict", verify=False).headers["allow"] == "OPTIONS, POST"
+    options = httpx.options(f"http://127.0.0.1:{port}/models/mood/predict", verify=False)
+    assert options.headers["allow"] == "OPTIONS, POST"
     assert httpx.delete(f"http://127.0.0.1:{port}/v1/models", verify=False).status_code == 405
 
 

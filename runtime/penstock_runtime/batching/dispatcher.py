@@ -26,7 +26,7 @@ from penstock_runtime.errors import DeadlineExceeded, RequestError, deadline_exc
 from penstock_runtime.rows import Row
 
 if TYPE_CHECKING:  # servers of one model do not load it
-    from penstock_runtime.batching.shared_cores import Claim, CoreShare, Head
+    from penstock_runtime.batching.shared_cores import CoreClaim, CoreShare, NextWork
 
 SINGLE_CLIENT_REQUESTS = 16
 """Consecutive requests of one client, with no other in between, before rows run in the loop's thread."""
@@ -57,7 +57,7 @@ class Call:
     missing: int
     entries: list[QueuedRow] = field(default_factory=list)
     spans: list[tuple[float, float]] = field(default_factory=list)
-    claim: Claim | None = None
+    claim: CoreClaim | None = None
     """On the cores, if several models share them."""
 
     def is_waiting(self) -> bool:
@@ -124,7 +124,7 @@ class Dispatcher:
         deadline: float,
         client: str = "",
         is_bulk: bool = False,
-        claim: Claim | None = None,
+        claim: CoreClaim | None = None,
     ) -> Call:
         """Queue the rows of a request, to run in batches with the rows of other requests as far as the plan allows.
 
@@ -140,9 +140,7 @@ class Dispatcher:
         call = Call(self.batcher, loop.create_future(), arrived, [None] * len(rows), len(rows), claim=claim)
         if claim is not None:
             claim.work = call
-        call.entries = self.batcher.push(
-            rows, call, arrived=arrived, deadline=deadline, client=client, is_bulk=is_bulk
-        )
+        call.entries = self.batcher.push(rows, call, arrived=arrived, deadline=deadline, client=client, is_bulk=is_bulk)
         self._schedule_dispatch(loop)
         if deadline < self._timer_at:
             self._set_timer(deadline)
@@ -177,7 +175,7 @@ class Dispatcher:
 
     # Of a model that shares its cores: see `SharedQueue`
 
-    def head(self) -> Head | None:
+    def head(self) -> NextWork | None:
         """Its next work; None if nothing waits."""
         found = self.batcher.next_head()
         if found is None or self.share is None:

@@ -1,17 +1,17 @@
-"""Several models on one set of cores: whose batch runs next, how long it may be, and which requests can be accepted.
+"""Several models on one set of cores: whose batch runs next, how long it may be, and which requests are accepted.
 
-Each model has its queue and its engine. Here are the cores that they share. The first part is pure: functions and values
-without a clock. `SharedCores` applies it, in the thread of the event loop; `StepTurns` is for a model that generates text
-in a thread of its own.
+Each model has its queue and its engine. Here are the cores that they share. The first part is pure: functions and
+values without a clock. `SharedCores` applies it, in the thread of the event loop; `StepTurns` is for a model that
+generates text in a thread of its own.
 
 Order. Work of a lower level runs first: the level is the priority class of the model, and bulk work has a level of its
 own after all others. Within a level the work that is due first runs first, of whichever model. Work is due at the
 deadline of the request or, if that is earlier, when the latency objective of the model has passed since its arrival.
-When the next work needs more cores than are free, none other starts: otherwise small batches could keep it out for ever.
+When the next work needs more cores than are free, no other starts: smaller batches could otherwise keep it out.
 
-Batches. A batch that runs cannot be interrupted. So it is no longer than `HOLD_SHARE` of the shortest objective among the
-other models of its level and those before it, and no longer than the slack of their work that waits. It has at least one
-row.
+Batches. A batch that runs cannot be interrupted. So it takes no longer than `HOLD_SHARE` of the shortest objective
+among the other models of its level and those before it, and no longer than the slack of their work that waits. It has
+at least one row.
 
 Acceptance. A request is refused at once if it cannot end by the time it is due behind the work that runs before it, or
 if work of its level that was accepted would become late. Before that, waiting requests of its level give way if their
@@ -59,7 +59,7 @@ Order = tuple[int, float]
 
 
 @dataclass(eq=False, slots=True)
-class Claim:
+class CoreClaim:
     """A request that waits for cores."""
 
     member: str
@@ -79,32 +79,32 @@ class Claim:
         return self.level, self.due
 
 
-class Verdict(NamedTuple):
+class Acceptance(NamedTuple):
     """Whether a request is accepted."""
 
     accepted: bool
     ends: float
     """When it ends, as far as is known."""
-    gives_way: Sequence[Claim] = ()
+    gives_way: Sequence[CoreClaim] = ()
     """Requests that are refused for it."""
 
 
-def predicted_end(ahead: float, claim: Claim, *, now: float, cores: float) -> float:
+def predicted_end(ahead: float, claim: CoreClaim, *, now: float, cores: float) -> float:
     """When a request ends with `ahead` seconds of one core before it."""
     return now + max((ahead + claim.seconds) / cores, ahead / cores + claim.least)
 
 
-def judge(claims: Sequence[Claim], new: Claim, *, now: float, cores: float, busy: float) -> Verdict:
+def judge(claims: Sequence[CoreClaim], new: CoreClaim, *, now: float, cores: float, busy: float) -> Acceptance:
     """Whether `new` is accepted next to `claims`, which are in their order. `busy`: seconds of one core until all work
     that runs has ended."""
     gone: set[int] = set()
-    first: Verdict | None = None
+    first: Acceptance | None = None
     while True:
         kept = [claim for claim in claims if id(claim) not in gone]
         ends, late = _first_late(kept, new, now=now, cores=cores, busy=busy)
         if late is None:
-            return Verdict(accepted=True, ends=ends, gives_way=[claim for claim in claims if id(claim) in gone])
-        first = first or Verdict(accepted=False, ends=ends)
+            return Acceptance(accepted=True, ends=ends, gives_way=[claim for claim in claims if id(claim) in gone])
+        first = first or Acceptance(accepted=False, ends=ends)
         leaving = _gives_way(kept, new, late)
         if leaving is None or len(gone) == MOST_GIVING_WAY:
             return first
@@ -112,8 +112,8 @@ def judge(claims: Sequence[Claim], new: Claim, *, now: float, cores: float, busy
 
 
 def _first_late(
-    claims: Sequence[Claim], new: Claim, *, now: float, cores: float, busy: float
-) -> tuple[float, Claim | None]:
+    claims: Sequence[CoreClaim], new: CoreClaim, *, now: float, cores: float, busy: float
+) -> tuple[float, CoreClaim | None]:
     """When `new` ends, and the first of its level that is late with it and was not without it."""
     at = bisect(claims, new.order, key=_order)
     ahead = busy + sum(claim.seconds for claim in claims[:at])
@@ -131,7 +131,7 @@ def _first_late(
     return ends, None
 
 
-def _gives_way(claims: Sequence[Claim], new: Claim, late: Claim) -> Claim | None:
+def _gives_way(claims: Sequence[CoreClaim], new: CoreClaim, late: CoreClaim) -> CoreClaim | None:
     """The last request before the late one, of the model that has the most work waiting in this level and more than
     the model of the new request would have; None: there is none."""
     waiting: dict[str, float] = {}
@@ -149,15 +149,15 @@ def _gives_way(claims: Sequence[Claim], new: Claim, late: Claim) -> Claim | None
     return None
 
 
-def _may_leave(claim: Claim) -> bool:
+def _may_leave(claim: CoreClaim) -> bool:
     return claim.work is None or claim.work.is_waiting()
 
 
-def _order(claim: Claim) -> Order:
+def _order(claim: CoreClaim) -> Order:
     return claim.order
 
 
-class Head(NamedTuple):
+class NextWork(NamedTuple):
     """The next work of a queue."""
 
     order: Order
@@ -175,7 +175,7 @@ class Terms(NamedTuple):
     """Seconds; infinite: none."""
 
 
-def next_queue(heads: Sequence[Head | None], floor: BulkFloor) -> int | None:
+def next_queue(heads: Sequence[NextWork | None], floor: BulkFloor) -> int | None:
     """The index of the queue that is next; None if none has work."""
     waiting = [(head.order, index) for index, head in enumerate(heads) if head is not None]
     if not waiting:
@@ -186,7 +186,7 @@ def next_queue(heads: Sequence[Head | None], floor: BulkFloor) -> int | None:
     return min(waiting)[1]
 
 
-def longest_hold(level: int, others: Iterable[Terms], waiting: Iterable[Head], now: float) -> float:
+def longest_hold(level: int, others: Iterable[Terms], waiting: Iterable[NextWork], now: float) -> float:
     """Seconds for which a batch of this level may hold its cores. `others`: of the other models; `waiting`: their
     work."""
     longest = MOST_HOLD_SECONDS
@@ -201,8 +201,8 @@ def longest_hold(level: int, others: Iterable[Terms], waiting: Iterable[Head], n
 
 @dataclass(slots=True)
 class Cost:
-    """The time of rows on one core: of the measured curve of the artefact, corrected by what was measured since; without
-    a curve, of the tokens alone."""
+    """The time of rows on one core: of the measured curve of the artefact, corrected by what was measured since;
+    without a curve, of the tokens alone."""
 
     points: Sequence[tuple[int, float]] = ()
     """Tokens of a row and its seconds on one core, rising."""
@@ -234,7 +234,7 @@ def _tokens(point: tuple[int, float]) -> int:
 class SharedQueue(Protocol):
     """The queue of one model."""
 
-    def head(self) -> Head | None:
+    def head(self) -> NextWork | None:
         """Its next work; None if nothing waits."""
         ...
 
@@ -256,7 +256,7 @@ class SharedCores:
         self.clock = clock
         self.members: dict[str, CoreShare] = {}
         self._free = cores
-        self._claims: list[Claim] = []
+        self._claims: list[CoreClaim] = []
         self._serial = count()
         self._running: dict[int, tuple[int, float]] = {}
         """Cores, and when they are expected to be free, by number of the run."""
@@ -275,7 +275,7 @@ class SharedCores:
         now = self.clock()
         return sum(cores * max(0.0, ends - now) for cores, ends in self._running.values())
 
-    def admit(self, claim: Claim) -> None:
+    def admit(self, claim: CoreClaim) -> None:
         """Add a request, after others have given way if they must. Overloaded. It is to be released at its end."""
         now = self.clock()
         load = sum(queue.load(now) for share in self.members.values() for queue in share.queues)
@@ -290,7 +290,7 @@ class SharedCores:
         claim.serial = next(self._serial)
         insort(self._claims, claim, key=_order)
 
-    def release(self, claim: Claim) -> None:
+    def release(self, claim: CoreClaim) -> None:
         """A request has started all its work, or has ended. Further calls do nothing."""
         with suppress(ValueError):
             self._claims.remove(claim)
@@ -360,15 +360,15 @@ class CoreShare:
         """The level of a request."""
         return BULK_LEVEL if is_bulk else self.terms.level
 
-    def head(self, entry: QueuedRow, seconds: float, cores: int) -> Head:
+    def head(self, entry: QueuedRow, seconds: float, cores: int) -> NextWork:
         """Of the row that is next in a queue, which takes so long on one core and needs so many."""
         due = entry.deadline if entry.is_bulk else min(entry.deadline, entry.rank + self.terms.objective)
-        return Head((self.level(is_bulk=entry.is_bulk), due), seconds, cores)
+        return NextWork((self.level(is_bulk=entry.is_bulk), due), seconds, cores)
 
-    def claim(self, seconds: float, longest: float, *, arrived: float, deadline: float, is_bulk: bool) -> Claim:
+    def claim(self, seconds: float, longest: float, *, arrived: float, deadline: float, is_bulk: bool) -> CoreClaim:
         """The claim of a request for `seconds` of one core, of which its longest row takes `longest`. Overloaded."""
         due = deadline if is_bulk else min(deadline, arrived + max(self.terms.objective, 2 * seconds))
-        claim = Claim(self.name, self.level(is_bulk=is_bulk), due, seconds, longest)
+        claim = CoreClaim(self.name, self.level(is_bulk=is_bulk), due, seconds, longest)
         self.cores.admit(claim)
         return claim
 
@@ -405,12 +405,12 @@ class StepTurns:
         self._share.queues.remove(self)
         self._granted.set()
 
-    def head(self) -> Head | None:
+    def head(self) -> NextWork | None:
         """See `SharedQueue`."""
         if self._wanted is None:
             return None
         cores, terms = self._share.cores.cores, self._share.terms
-        return Head((terms.level, self._wanted + self._gap), self._seconds * cores, cores)
+        return NextWork((terms.level, self._wanted + self._gap), self._seconds * cores, cores)
 
     def load(self, now: float) -> float:
         """See `SharedQueue`."""

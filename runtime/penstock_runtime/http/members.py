@@ -1,8 +1,8 @@
 """A server of several models: which of them a request is for, and what all of them answer together.
 
 Each model has its own routes and its own `Application`. A request names its model in its path (`/models/NAME/...`, or
-where the API has it in its paths), or in the field `model` of its body. One that names none goes to the model that has its
-route, if only one has.
+where the API has it in its paths), or in the field `model` of its body. One that names none goes to the model that has
+its route, if only one has.
 """
 
 from __future__ import annotations
@@ -228,9 +228,7 @@ class Together:
 
     def info(self, _: Request) -> Response:
         """`/info`."""
-        found = {
-            member.name: {**tei_info(member.service), **info(member.service)} for member in self._members.values()
-        }
+        found = {member.name: {**tei_info(member.service), **info(member.service)} for member in self._members.values()}
         return json_response({"models": found})
 
     def metrics(self, request: Request) -> Response:
@@ -241,7 +239,10 @@ class Together:
     def families(self) -> Iterator[Metric]:
         """The metrics of all models, and of the server with an empty `model`."""
         found: dict[str, Metric] = {}
-        for name, metrics in (("", self._metrics), *((one.name, one.service.metrics) for one in self._members.values())):
+        for name, metrics in (
+            ("", self._metrics),
+            *((one.name, one.service.metrics) for one in self._members.values()),
+        ):
             for family in metrics.collect_own():
                 is_of_process = family.name in OF_THE_PROCESS
                 if is_of_process is bool(name) and not (family.name in OF_REQUESTS and not name):

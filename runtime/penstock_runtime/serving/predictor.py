@@ -22,7 +22,7 @@ from penstock_runtime.serving.cache import BoundedCache, content_key, memory_siz
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.probes import check_probes
 from penstock_runtime.serving.shadow import Shadow, ShadowState
-from penstock_runtime.serving.tokenizing import LEAST_CHARACTERS, LONG_CHARACTERS, TokenizerThread, about_tokens
+from penstock_runtime.serving.tokenizing import LONG_CHARACTERS, TokenizerThread, about_tokens, characters
 from penstock_runtime.serving.warmup import warm_up
 from penstock_runtime.settings import CacheSettings, QueueSettings
 from penstock_runtime.tasks.base import HeadInAssemble, Prepared
@@ -473,19 +473,6 @@ def vector_headers(fingerprint: str) -> bytes:
     """The headers with the identity of vectors; `%b` takes what a request chose (`Prepared.vectors`)."""
     space, _, artefact = fingerprint.partition("/")
     return f"{HEADER}: {space}; %b\r\n{ARTEFACT_HEADER}: {artefact}\r\n".encode() if space else b""
-
-
-def characters(value: Any) -> int:
-    """Characters of all texts in a JSON value, at least `LEAST_CHARACTERS` of each: what it costs to tokenise them."""
-    if isinstance(value, str):
-        return max(len(value), LEAST_CHARACTERS)
-    if not value:  # most parameters are empty, and the check for a mapping is slow
-        return 0
-    if isinstance(value, Mapping):
-        return sum(map(characters, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(characters, value))
-    return 0
 
 
 def _engine_facts(facts: EngineFacts) -> dict[str, Any]:
