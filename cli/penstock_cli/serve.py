@@ -108,7 +108,7 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class NamedModel:
-    """What a file or an artefact says before its model is loaded."""
+    """What is known of a file or an artefact before its model is loaded."""
 
     name: str
     task: TaskName

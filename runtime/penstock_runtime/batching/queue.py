@@ -160,7 +160,7 @@ _HeapEntry = tuple[float, int, QueuedRow]
 
 
 @dataclass(slots=True)
-class _Lane:
+class _Clients:
     """The rows of a lane by client."""
 
     by_client: dict[str, list[_HeapEntry]] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class RowQueue:
     _serial: int = 0
     _removed_count: int = 0
     """How often removed entries are still in the heaps."""
-    _lanes: tuple[_Lane, _Lane] = field(default_factory=lambda: (_Lane(), _Lane()))
+    _lanes: tuple[_Clients, _Clients] = field(default_factory=lambda: (_Clients(), _Clients()))
     """Of interactive and of bulk rows."""
     _by_bucket: dict[Bucket, list[_HeapEntry]] = field(default_factory=dict)
     _floor: BulkFloor = field(default_factory=BulkFloor)
@@ -340,7 +340,7 @@ class RowQueue:
         other = self._next_of(bulk)
         return other if found is None or (other and self._floor.is_due(other[0][2].row.length)) else found
 
-    def _next_of(self, lane: _Lane) -> list[_HeapEntry] | None:
+    def _next_of(self, lane: _Clients) -> list[_HeapEntry] | None:
         costs: dict[str, float] = {}
         for client in tuple(lane.by_client):
             heap = lane.by_client[client]

@@ -361,7 +361,7 @@ class CoreShare:
         return BULK_LEVEL if is_bulk else self.terms.level
 
     def head(self, entry: QueuedRow, seconds: float, cores: int) -> NextWork:
-        """Of the row that is next in a queue, which takes so long on one core and needs so many."""
+        """Of the row that is next in a queue: its seconds on one core, and the cores that it needs."""
         due = entry.deadline if entry.is_bulk else min(entry.deadline, entry.rank + self.terms.objective)
         return NextWork((self.level(is_bulk=entry.is_bulk), due), seconds, cores)
 
