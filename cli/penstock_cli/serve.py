@@ -29,6 +29,7 @@ from penstock.errors import PenstockError, SettingError
 from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.process import python_module
+from penstock.resources.core import ModelSource, Scheme
 from penstock.resources.endpoint import ModelEndpoint, OptimizationMode
 from penstock.resources.files.reading import from_file
 from penstock.settings import hugging_face_token
@@ -48,6 +49,7 @@ from penstock_cli.terminal import (
     setting_options,
     settings_from,
     store_option,
+    transfer_lines,
     verbose_option,
 )
 from penstock_runtime.app.lifecycle import AnyModel, AnyPredictor, replace_model, serve_while, start_model
@@ -98,6 +100,8 @@ class ServeOptions:
     """The arguments of the command."""
 
     target: Path
+    name: str
+    """Of an artefact, in metrics and logs."""
     store: Path
     models: Path
     cores: int | None = None
@@ -148,7 +152,7 @@ class ServeSession:
                     field="--cores",
                     remedy="Leave it out, or set PENSTOCK_NEURON_CORES to the number of NeuronCores",
                 )
-            name, task = self._options.target.resolve().name, manifest.task
+            name, task = self._options.name, manifest.task
             cores = None if on_device else self._options.cores or manifest.cores
         else:
             self._endpoint = from_file(ModelEndpoint, self._options.target)
@@ -422,7 +426,11 @@ def _variables_of(target: Path) -> dict[str, str]:
 
 
 @click.command
+<<<<<<< HEAD
 @click.argument("targets", metavar="FILE|ARTEFACT...", nargs=-1, required=True, type=click.Path(path_type=Path))
+=======
+@click.argument("address", metavar="FILE|ARTEFACT|oci://...")
+>>>>>>> main
 @store_option
 @models_option
 @click.option("--cores", type=click.IntRange(min=1), help="Physical cores, instead of the file's.")
@@ -442,6 +450,7 @@ def _variables_of(target: Path) -> dict[str, str]:
 @verbose_option
 @setting_options
 def command(
+<<<<<<< HEAD
     targets: tuple[Path, ...],
     store: Path,
     models: Path,
@@ -451,8 +460,12 @@ def command(
     optimize: bool,
     verbose: bool,
     **flags: Any,
+=======
+    address: str, store: Path, models: Path, cores: int | None, *, optimize: bool, verbose: bool, **flags: Any
+>>>>>>> main
 ) -> None:
-    """Serve a ModelEndpoint FILE, or an ARTEFACT folder that penstock optimize has made.
+    """Serve a ModelEndpoint FILE, or an ARTEFACT folder that penstock optimize has made, or one that penstock push has
+    written to oci://REGISTRY/REPOSITORY:TAG.
 
     Several are served on one port, with one set of cores: a request names its model in the field `model`, or in the
     path /models/NAME/...
@@ -462,8 +475,17 @@ def command(
 
     On SIGTERM or Ctrl-C it answers the accepted requests and then exits.
     """
+<<<<<<< HEAD
     if all(target.is_dir() for target in targets):
         refuse_options(["store", "models"], "a ModelEndpoint FILE; an ARTEFACT folder has all that is served")
+=======
+    is_remote = address.startswith(f"{Scheme.OCI.value}://")
+    target = Path(address)
+    if is_remote or target.is_dir():
+        unread = ["store"] if is_remote else ["store", "models"]
+        refuse_options(unread, "a ModelEndpoint FILE; an ARTEFACT folder has all that is served")
+    models = models.expanduser()
+>>>>>>> main
     has_token_in_arguments = flags.get("auth_token") is not None
     settings = [settings_from(_variables_of(target) | dict(os.environ), flags) for target in targets]
     configure_logs(settings[0].log.log_level, *screen_log())
@@ -473,6 +495,7 @@ def command(
             "--auth-token-file or --auth-token-folder instead",
             extra=log_event("TokenInArguments"),
         )
+<<<<<<< HEAD
     options = [
         ServeOptions(
             target=target,
@@ -495,6 +518,24 @@ def command(
         from penstock_cli.serve_several import serve_several
 
         running = serve_several(options, settings, priorities)
+=======
+    name = target.resolve().name
+    if is_remote:
+        from penstock_runtime.models.sources.fetch import fetch_artefact  # with libraries that a folder does not need
+
+        source = ModelSource.parse(address)
+        target, name = fetch_artefact(source, models, transfer_lines("fetching")), source.location.rpartition("/")[2]
+    options = ServeOptions(
+        target=target,
+        name=name,
+        store=store,
+        models=models,
+        cores=cores,
+        optimize=optimize,
+        verbose=verbose,
+        token=hugging_face_token(os.environ),
+    )
+>>>>>>> main
     # The thread pool of the tokenizers library would compete with the engine for its cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import uvloop  # takes 20 ms
