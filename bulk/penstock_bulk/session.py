@@ -23,8 +23,7 @@ from penstock_runtime.host import read_host
 from penstock_runtime.serving.generation_model import GenerationModel, load_generation_artefact
 from penstock_runtime.serving.generator import Generator
 from penstock_runtime.serving.loaded_model import LoadedModel, Which, load_artefact
-from penstock_runtime.serving.predictor import Predictor
-from penstock_runtime.serving.tokenizing import characters
+from penstock_runtime.serving.predictor import Predictor, characters
 from penstock_runtime.settings import GenerationSettings, QueueSettings
 from penstock_runtime.tasks.base import RequestLimits
 

@@ -29,7 +29,6 @@ from penstock.errors import PenstockError, SettingError
 from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.process import python_module
-from penstock.resources.core import ModelSource, Scheme
 from penstock.resources.endpoint import ModelEndpoint, OptimizationMode
 from penstock.resources.files.reading import from_file
 from penstock.settings import hugging_face_token
@@ -38,10 +37,12 @@ from penstock_cli.entry import require_optimizer
 from penstock_cli.optimize import OptimizationView, event_from_json, show_result, target_of
 from penstock_cli.terminal import (
     TRANSFER_SECONDS,
+    artefact_of,
     console,
     describe_cpu,
     describe_memory,
     fact,
+    is_remote,
     models_option,
     read_artefact,
     refuse_options,
@@ -49,7 +50,6 @@ from penstock_cli.terminal import (
     setting_options,
     settings_from,
     store_option,
-    transfer_lines,
     verbose_option,
 )
 from penstock_runtime.app.lifecycle import AnyModel, AnyPredictor, replace_model, serve_while, start_model
@@ -426,11 +426,7 @@ def _variables_of(target: Path) -> dict[str, str]:
 
 
 @click.command
-<<<<<<< HEAD
-@click.argument("targets", metavar="FILE|ARTEFACT...", nargs=-1, required=True, type=click.Path(path_type=Path))
-=======
-@click.argument("address", metavar="FILE|ARTEFACT|oci://...")
->>>>>>> main
+@click.argument("addresses", metavar="FILE|ARTEFACT|oci://...", nargs=-1, required=True)
 @store_option
 @models_option
 @click.option("--cores", type=click.IntRange(min=1), help="Physical cores, instead of the file's.")
@@ -450,8 +446,7 @@ def _variables_of(target: Path) -> dict[str, str]:
 @verbose_option
 @setting_options
 def command(
-<<<<<<< HEAD
-    targets: tuple[Path, ...],
+    addresses: tuple[str, ...],
     store: Path,
     models: Path,
     cores: int | None,
@@ -460,34 +455,24 @@ def command(
     optimize: bool,
     verbose: bool,
     **flags: Any,
-=======
-    address: str, store: Path, models: Path, cores: int | None, *, optimize: bool, verbose: bool, **flags: Any
->>>>>>> main
 ) -> None:
     """Serve a ModelEndpoint FILE, or an ARTEFACT folder that penstock optimize has made, or one that penstock push has
     written to oci://REGISTRY/REPOSITORY:TAG.
 
     Several are served on one port, with one set of cores: a request names its model in the field `model`, or in the
-    path /models/NAME/...
+    path, below /models/NAME.
 
     A finished artefact for this file and machine is served as it is. Otherwise the fp32 model answers within seconds,
     the optimisation runs at the same time, and the server changes to the chosen plan without a failed request.
 
     On SIGTERM or Ctrl-C it answers the accepted requests and then exits.
     """
-<<<<<<< HEAD
-    if all(target.is_dir() for target in targets):
-        refuse_options(["store", "models"], "a ModelEndpoint FILE; an ARTEFACT folder has all that is served")
-=======
-    is_remote = address.startswith(f"{Scheme.OCI.value}://")
-    target = Path(address)
-    if is_remote or target.is_dir():
-        unread = ["store"] if is_remote else ["store", "models"]
+    if not any(Path(address).is_file() for address in addresses):
+        unread = ["store"] if any(map(is_remote, addresses)) else ["store", "models"]
         refuse_options(unread, "a ModelEndpoint FILE; an ARTEFACT folder has all that is served")
     models = models.expanduser()
->>>>>>> main
     has_token_in_arguments = flags.get("auth_token") is not None
-    settings = [settings_from(_variables_of(target) | dict(os.environ), flags) for target in targets]
+    settings = [settings_from(_variables_of(Path(address)) | dict(os.environ), flags) for address in addresses]
     configure_logs(settings[0].log.log_level, *screen_log())
     if has_token_in_arguments:
         logger.warning(
@@ -495,47 +480,26 @@ def command(
             "--auth-token-file or --auth-token-folder instead",
             extra=log_event("TokenInArguments"),
         )
-<<<<<<< HEAD
     options = [
         ServeOptions(
             target=target,
+            name=name,
             store=store,
-            models=models.expanduser(),
+            models=models,
             cores=cores,
             optimize=optimize,
             verbose=verbose,
             token=hugging_face_token(os.environ),
         )
-        for target in targets
+        for target, name in (artefact_of(address, models) for address in addresses)
     ]
-    if len(targets) == 1:
-        if priorities:
-            raise SettingError(
-                "--priority is for several models", field="--priority", remedy="Leave it out, or name more files"
-            )
+    if len(options) == 1:
+        refuse_options(["priorities"], "several models")
         running = ServeSession(options[0], settings[0]).run()
     else:
         from penstock_cli.serve_several import serve_several
 
         running = serve_several(options, settings, priorities)
-=======
-    name = target.resolve().name
-    if is_remote:
-        from penstock_runtime.models.sources.fetch import fetch_artefact  # with libraries that a folder does not need
-
-        source = ModelSource.parse(address)
-        target, name = fetch_artefact(source, models, transfer_lines("fetching")), source.location.rpartition("/")[2]
-    options = ServeOptions(
-        target=target,
-        name=name,
-        store=store,
-        models=models,
-        cores=cores,
-        optimize=optimize,
-        verbose=verbose,
-        token=hugging_face_token(os.environ),
-    )
->>>>>>> main
     # The thread pool of the tokenizers library would compete with the engine for its cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import uvloop  # takes 20 ms

@@ -14,7 +14,7 @@ from penstock.vector_space import ARTEFACT_HEADER, HEADER
 from penstock_runtime.admission import Admission, Entry, Waiting, client_of
 from penstock_runtime.batching.batcher import BatchObserver, NullObserver
 from penstock_runtime.batching.dispatcher import Dispatcher, RequestResult
-from penstock_runtime.engines.base import DeviceState, EngineFacts, HasDevice
+from penstock_runtime.engines.base import DeviceState, HasDevice
 from penstock_runtime.errors import NotReady
 from penstock_runtime.host import is_on_one_core
 from penstock_runtime.rows import Row
@@ -22,7 +22,7 @@ from penstock_runtime.serving.cache import BoundedCache, content_key, memory_siz
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.probes import check_probes
 from penstock_runtime.serving.shadow import Shadow, ShadowState
-from penstock_runtime.serving.tokenizing import LONG_CHARACTERS, TokenizerThread, about_tokens, characters
+from penstock_runtime.serving.tokenizing import LEAST_CHARACTERS, LONG_CHARACTERS, TokenizerThread, about_tokens
 from penstock_runtime.serving.warmup import warm_up
 from penstock_runtime.settings import CacheSettings, QueueSettings
 from penstock_runtime.tasks.base import HeadInAssemble, Prepared
@@ -308,12 +308,12 @@ class Predictor:
             "which": model.which,
             "plan": model.plan.model_dump(mode="json"),
             "engine": {
-                **_engine_facts(engine),
+                **engine.as_json(),
                 # Of both, if short rows have a separate engine.
                 "weight_copies": engine.weight_copies,
-                **({"short": _engine_facts(engine.short)} if engine.short is not None else {}),
+                **({"short": engine.short.as_json()} if engine.short is not None else {}),
             },
-            **({"device": _device_facts(device)} if device is not None else {}),
+            **({"device": device.as_json()} if device is not None else {}),
             "findings": list(model.findings),
             "queue": {
                 "rows": rows,
@@ -475,26 +475,17 @@ def vector_headers(fingerprint: str) -> bytes:
     return f"{HEADER}: {space}; %b\r\n{ARTEFACT_HEADER}: {artefact}\r\n".encode() if space else b""
 
 
-def _engine_facts(facts: EngineFacts) -> dict[str, Any]:
-    return {
-        "name": facts.engine,
-        "version": facts.version,
-        "precision": facts.precision,
-        "streams": facts.threads.streams,
-        "threads_per_stream": facts.threads.per_stream,
-        "fused_nodes": facts.fused_nodes,
-        "weight_copies": facts.weight_copies,
-    }
-
-
-def _device_facts(state: DeviceState) -> dict[str, Any]:
-    return {
-        **state.facts,
-        "copies": state.copies,
-        "cores": state.cores,
-        "cores_in_service": state.cores_in_service,
-        "out_of_service": {str(copy): reason for copy, reason in state.out_of_service.items()},
-    }
+def characters(value: Any) -> int:
+    """Characters of all texts in a JSON value, at least `LEAST_CHARACTERS` of each: what it costs to tokenise them."""
+    if isinstance(value, str):
+        return max(len(value), LEAST_CHARACTERS)
+    if not value:  # most parameters are empty, and the check for a mapping is slow
+        return 0
+    if isinstance(value, Mapping):
+        return sum(map(characters, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(characters, value))
+    return 0
 
 
 def _cache(max_bytes: int) -> BoundedCache[Any] | None:

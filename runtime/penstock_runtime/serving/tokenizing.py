@@ -33,19 +33,6 @@ def about_tokens(value: Any, longest: int) -> int:
     return sum(about_tokens(one, longest) for one in value)
 
 
-def characters(value: Any) -> int:
-    """Characters of all texts in a JSON value, at least `LEAST_CHARACTERS` of each: what it costs to tokenise them."""
-    if isinstance(value, str):
-        return max(len(value), LEAST_CHARACTERS)
-    if not value:  # most parameters are empty, and the check for a mapping is slow
-        return 0
-    if isinstance(value, Mapping):
-        return sum(map(characters, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(characters, value))
-    return 0
-
-
 class TokenizerThread:
     """Runs one job after the other: of the client that has had the fewest characters tokenised. For one event loop."""
 

@@ -15,8 +15,8 @@ import pytest
 from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, InvalidInput, NotReady, Overloaded
 from penstock_runtime.rows import Batch, Outputs
 from penstock_runtime.serving.cache import memory_size
-from penstock_runtime.serving.predictor import LARGE_BYTES, MANY_ROWS, Answer, Predictor
-from penstock_runtime.serving.tokenizing import LONG_CHARACTERS, characters
+from penstock_runtime.serving.predictor import LARGE_BYTES, MANY_ROWS, Answer, Predictor, characters
+from penstock_runtime.serving.tokenizing import LONG_CHARACTERS
 from penstock_runtime.settings import CacheSettings, QueueSettings
 from penstock_runtime.tasks.base import HeadInAssemble, Prepared
 from tests.runtime.batching.echo import POISON, EchoEngine

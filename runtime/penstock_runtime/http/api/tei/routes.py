@@ -16,7 +16,7 @@ from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.api.tei.answers import tei_info, tokens_of
 from penstock_runtime.http.api.tei.requests import TeiBodies, given
 from penstock_runtime.http.transport.message import Request, Response, Route
-from penstock_runtime.serving.tokenizing import characters
+from penstock_runtime.serving.predictor import characters
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.classification import text_ranking
 from penstock_runtime.tasks.embeddings import feature_extraction, sentence_similarity
