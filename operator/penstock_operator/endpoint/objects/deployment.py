@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from penstock.artefact_store import Digest, StoreScheme
 from penstock.resources.endpoint import ModelEndpointSpec
+from penstock.resources.endpoint_parts.guard_policy import GUARD_TASKS
 from penstock.resources.endpoint_parts.serving import PROMPT_TASKS
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.tasks import TaskName
@@ -235,6 +236,9 @@ def _environment(endpoint: ParsedEndpoint, serving: ServingChoice, hardware: Har
     prompts = endpoint.spec.serving.prompts
     if prompts is not None and serving.task in PROMPT_TASKS:
         values["PENSTOCK_PROMPTS"] = json.dumps(prompts.to_object(), ensure_ascii=False, sort_keys=True)
+    policy = endpoint.spec.serving.guard_policy
+    if policy is not None and serving.task in GUARD_TASKS:
+        values["PENSTOCK_GUARD_POLICY"] = json.dumps(policy.to_object(), ensure_ascii=False, sort_keys=True)
     if endpoint.spec.auth is not None:
         values["PENSTOCK_AUTH_TOKEN_FOLDER"] = KEYS
     if endpoint.spec.tls is not None:
