@@ -366,7 +366,8 @@ class ModelEndpointSpec(EndpointCore):
             field_path=".serving",
         ),
         Rule(
-            f"!has(self.serving) || !has(self.serving.guardPolicy) || self.task in {[task.value for task in GUARD_TASKS]}",
+            "!has(self.serving) || !has(self.serving.guardPolicy) || "
+            f"self.task in {[task.value for task in GUARD_TASKS]}",
             lambda it: it.serving.guard_policy is None or it.task in GUARD_TASKS,
             f"serving.guardPolicy is for {', '.join(GUARD_TASKS)}, and task is {{task}}: remove serving.guardPolicy",
             field_path=".serving",

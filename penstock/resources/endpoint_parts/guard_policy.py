@@ -1,4 +1,4 @@
-"""The policy of a classifier in front of a language model: which labels block, mask or are reported, above which score."""
+"""The policy of a classifier in front of a language model: what follows from which label, above which score."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Otherwise(StrEnum):
     """What follows where the model gives no clear answer."""
 
     BLOCK = "Block"
-    PASS = "Pass"
+    PASS = "Pass"  # noqa: S105 - no password
 
 
 class Role(StrEnum):
