@@ -1,0 +1,159 @@
+"""From what a classifier found in a text, and a policy, to a verdict. Pure.
+
+The gateway decides what follows from a request that was not classified: such a verdict is `UNAVAILABLE`, and an error
+with the status 503 or 504. It never becomes `PASS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from penstock.errors import SpecError
+from penstock.resources.endpoint_parts.guard_policy import GuardPolicy, LabelAction, LabelRule, Otherwise, Role
+from penstock.tasks import TaskName
+from penstock_runtime.errors import Overloaded, RequestError, Unavailable
+from penstock_runtime.tasks.fields import near
+
+NOT_READ = "a part of the request was not read"
+SERVER_ERROR = 500
+OVERLAP_SHARE = 8
+"""Of a window, by default: one token in so many is in the next window too."""
+
+
+class Outcome(StrEnum):
+    """What a gateway should do with a request, by rising severity."""
+
+    PASS = "pass"  # noqa: S105 - no password
+    ABSTAIN = "abstain"
+    MASK = "mask"
+    UNAVAILABLE = "unavailable"
+    BLOCK = "block"
+
+
+_SEVERITY = {outcome: place for place, outcome in enumerate(Outcome)}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A label between two characters of a text."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the model found in one text."""
+
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """The highest score of each label of the policy."""
+    spans: Sequence[Span] = ()
+    complete: bool = True
+    """All of the text was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """About one text, or about a request."""
+
+    outcome: Outcome
+    reason: str = ""
+    """For the client of the gateway."""
+    text: str | None = None
+    """The masked text, of `MASK`."""
+    reading: Reading = Reading()
+    error: RequestError | None = None
+    """Of `UNAVAILABLE`: the answer to the gateway."""
+
+    @classmethod
+    def of_error(cls, error: RequestError) -> Verdict:
+        """The verdict about a request that the model did not answer."""
+        return cls(Outcome.UNAVAILABLE, error=unavailable(error))
+
+
+def unavailable(error: RequestError) -> RequestError:
+    """The error for a gateway. It takes 502, 503 and 504 for a guard that is not reachable, for which its user has
+    chosen what follows; other errors of this server, and 429, become 503 therefore."""
+    if isinstance(error, Overloaded):
+        return Unavailable(error.message, retry_after_seconds=error.retry_after_seconds, remedy=error.remedy)
+    if error.status == SERVER_ERROR:
+        return Unavailable(error.message, remedy=error.remedy)
+    return error
+
+
+def judge(policy: GuardPolicy, text: str, reading: Reading) -> Verdict:
+    """The verdict about one text."""
+    found = {label: rule for label, rule in policy.labels.items() if reading.scores.get(label, 0.0) > rule.above}
+    for label, rule in found.items():
+        if rule.action is LabelAction.BLOCK:
+            return Verdict(Outcome.BLOCK, rule.reason or label, reading=reading)
+    if not reading.complete and policy.incomplete is Otherwise.BLOCK:
+        return Verdict(Outcome.BLOCK, NOT_READ, reading=reading)
+    unsure = [label for label, rule in policy.labels.items() if label not in found and _is_unsure(rule, label, reading)]
+    if unsure and policy.abstain is Otherwise.BLOCK:
+        return Verdict(Outcome.BLOCK, policy.labels[unsure[0]].reason or unsure[0], reading=reading)
+    masked = mask(text, reading.spans, {name: one for name, one in found.items() if one.action is LabelAction.MASK})
+    if masked != text:
+        return Verdict(Outcome.MASK, text=masked, reading=reading)
+    return Verdict(Outcome.ABSTAIN if unsure else Outcome.PASS, reading=reading)
+
+
+def _is_unsure(rule: LabelRule, label: str, reading: Reading) -> bool:
+    return rule.unsure_above is not None and reading.scores.get(label, 0.0) > rule.unsure_above
+
+
+def mask(text: str, spans: Iterable[Span], rules: Mapping[str, LabelRule]) -> str:
+    """The text with the spans of these labels replaced. Of spans that overlap, the characters of all are, by the
+    replacement of the first."""
+    parts, end = [], 0
+    counted = (span for span in spans if span.label in rules and span.score > rules[span.label].above)
+    for span in sorted(counted, key=lambda one: (one.start, -one.end)):
+        if span.start >= end:
+            parts += [text[end : span.start], rules[span.label].replacement.replace("{label}", span.label)]
+        end = max(end, span.end)
+    return "".join([*parts, text[end:]])
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict about a request with several texts: the most severe, the first of equal ones. PASS without any."""
+    return max(verdicts, key=lambda one: _SEVERITY[one.outcome], default=Verdict(Outcome.PASS))
+
+
+def is_skipped(policy: GuardPolicy, role: str) -> bool:
+    """Whether the policy leaves out messages of this role. A role that it cannot name is read."""
+    return bool(policy.roles) and role in set(Role) and role not in policy.roles
+
+
+def check_policy(policy: GuardPolicy, task: TaskName, labels: Sequence[str], *, gives_shares: bool) -> None:
+    """SpecError if a model with these labels could never follow the policy. `gives_shares`: its scores are from 0 to
+    1."""
+    if task is TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION:
+        return
+    of_spans = task is TaskName.TOKEN_CLASSIFICATION
+    known = list(dict.fromkeys(label[2:] if label[:2] in {"B-", "I-"} else label for label in labels))
+    known = known if of_spans else list(labels)
+    for label, rule in policy.labels.items():
+        where = f"serving.guardPolicy.labels.{label}"
+        if label not in known:
+            raise SpecError(
+                f"serving.guardPolicy.labels has {label!r}, and the model has no such label",
+                field=f"spec.{where}",
+                remedy=near(label, known),
+            )
+        if rule.action is LabelAction.MASK and not of_spans:
+            raise SpecError(
+                f"{where}.action is Mask, and a model for {task.value} finds no spans",
+                field=f"spec.{where}.action",
+                remedy="Write Block or Report, or serve a model for token-classification",
+            )
+    if not gives_shares:
+        raise SpecError(
+            "serving.guardPolicy compares scores from 0 to 1, and this model gives other numbers (regression)",
+            field="spec.serving.guardPolicy",
+            remedy="Remove it, or serve a model with problem_type single_label_classification or "
+            "multi_label_classification",
+        )
