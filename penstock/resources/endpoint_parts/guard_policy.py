@@ -138,7 +138,7 @@ class GuardPolicy(Spec):
         description="Tokens that neighbouring windows of a long text share. None: an eighth of the model's limit.",
     )
     max_windows: int = Field(
-        default=256,
+        default=128,
         ge=1,
         le=1024,
         description="Windows of a text that are read; of a longer one the end is not (`incomplete`).",

@@ -21,6 +21,7 @@ from penstock_runtime.errors import (
     MethodNotAllowed,
     RequestError,
     UnsupportedRoute,
+    for_gateway,
 )
 from penstock_runtime.http.access import AccessTokens
 from penstock_runtime.http.api.core.bodies import LargeResponse, error_response
@@ -34,7 +35,7 @@ from penstock_runtime.http.transport.message import (
     body_too_large,
 )
 from penstock_runtime.http.transport.streaming import ByteStream
-from penstock_runtime.serving.metrics import ServerMetrics
+from penstock_runtime.serving.metrics import Coverage, ServerMetrics
 from penstock_runtime.settings import Settings
 
 logger = logging.getLogger("penstock.http")
@@ -176,7 +177,7 @@ class _CountedStream:
 
 def takes_api_key(route: Route | None) -> bool:
     """Whether the clients of a route send their key in x-api-key."""
-    return route is not None and route.error_format is ErrorFormat.ANTHROPIC
+    return route is not None and (route.guards or route.error_format is ErrorFormat.ANTHROPIC)
 
 
 class Suspended(Generic[T]):
@@ -331,6 +332,8 @@ class Application:
         metrics.in_flight -= 1
         label = UNKNOWN if route is None else route.path
         metrics.finished(label, status, seconds, inference=route is not None and route.inference)
+        if route is not None and route.classifies:
+            metrics.classified(request.coverage, status)
         if self.traces is not None:
             self.traces.record(request, status, headers, seconds)
         if self.access_lines is not None:
@@ -370,8 +373,12 @@ class Application:
         )
 
     def _error(self, request: Request, error: RequestError) -> Response:
-        self.metrics.refused(error.error_type)
         route = request.route
+        if route is not None and route.guards:
+            if error.status == RequestError.status:
+                request.coverage = Coverage.FAILED
+            error = for_gateway(error)
+        self.metrics.refused(error.error_type)
         return error_response(error, self._error_format(request.path) if route is None else route.error_format)
 
     @staticmethod

@@ -83,8 +83,8 @@ PARAMETERS = Object(
         "stride": "Read a long text in windows that share this many tokens. A label's score is its highest one of all "
         "windows, so that scores need not add up to 1. Default: only the beginning of a long text.",
         **WINDOW_NOTES,
-        "window_labels": "With stride: the scores are those of one window, that with the highest score of any of these "
-        "labels.",
+        "window_labels": "With stride and scores by softmax: all scores are those of one window, which has the highest "
+        "score of any of these labels, so that they add up to 1.",
         **TRUNCATION_NOTES,
     },
 )
@@ -182,6 +182,11 @@ class TextClassification:
         self._limits = limits
         self._function = Function.of(folder)
         self._inputs = inputs(limits)
+
+    @property
+    def gives_shares(self) -> bool:
+        """Scores are from 0 to 1, unless a request has another function."""
+        return self._function is not Function.NONE
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> TextClassificationRequest:
         """See `Task`."""
@@ -294,7 +299,7 @@ def _of_texts(scored: Iterator[Float], wanted: _ForAnswer) -> Iterator[Float]:
     """The scores of each text [labels], of those of its windows."""
     for count in wanted.windows:
         windows = np.stack(list(islice(scored, count)))
-        if wanted.deciding:
+        if wanted.deciding and wanted.function is Function.SOFTMAX:
             yield windows[windows[:, wanted.deciding].max(axis=1).argmax()]
         else:
             yield windows.max(axis=0)

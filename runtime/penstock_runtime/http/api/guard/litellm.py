@@ -79,8 +79,7 @@ def answer(verdict: Verdict, texts: Sequence[str], verdicts: Sequence[Verdict]) 
             }
         case Outcome.PASS | Outcome.ABSTAIN:
             return {"action": "NONE"}
-        case Outcome.UNAVAILABLE:
-            raise verdict.error or ValueError("no error")
+    raise ValueError(f"{verdict.outcome} is answered with an error")
 
 
 ANSWER: JsonSchema = {

@@ -15,7 +15,12 @@ from penstock_runtime.http.transport.message import Request, Response
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.fields import Choice, Either, JsonSchema, ListOf, Object, Others, Text
 
-OPENAI_MODELS = ("omni-moderation-latest", "omni-moderation-2024-09-26", "text-moderation-latest", "text-moderation-stable")
+OPENAI_MODELS = (
+    "omni-moderation-latest",
+    "omni-moderation-2024-09-26",
+    "text-moderation-latest",
+    "text-moderation-stable",
+)
 """What clients of OpenAI send, some without a choice."""
 
 

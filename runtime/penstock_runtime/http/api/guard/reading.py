@@ -8,16 +8,23 @@ from typing import Any
 
 from penstock.resources.endpoint_parts.guard_policy import GuardPolicy
 from penstock.tasks import TaskName
-from penstock_runtime.errors import DeadlineExceeded, RequestError, UnsupportedRoute
+from penstock_runtime.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    NotReady,
+    Overloaded,
+    RequestError,
+    UnsupportedRoute,
+)
 from penstock_runtime.http.api.core.bodies import json_response, timing_headers
 from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.api.guard.verdicts import (
-    SERVER_ERROR,
     Outcome,
     Reading,
     Span,
     Verdict,
     judge,
+    windows_of,
     worst,
 )
 from penstock_runtime.http.transport.message import Request, Response
@@ -26,6 +33,8 @@ from penstock_runtime.serving.predictor import Answer
 
 ENVOY_TIMEOUT = b"x-envoy-expected-rq-timeout-ms"
 """Envoy's own limit for a request, which it adds to it."""
+
+UNAVAILABLE = frozenset({Overloaded.status, InferenceFailed.status, NotReady.status, DeadlineExceeded.status})
 
 
 class Guard:
@@ -48,7 +57,7 @@ class Guard:
     async def verdicts(self, request: Request, texts: Sequence[str], *, unread: bool = False) -> Verdicts:
         """The verdict about each text. `unread`: the request has parts that are not among the texts.
 
-        The error of the verdict UNAVAILABLE if the model did not answer.
+        The error of the model if it did not answer.
         """
         policy = self.policy
         # A text without any word has nothing that could be classified.
@@ -73,11 +82,9 @@ class Guard:
                 for index, found, cut in zip(places, answer.value, answer.cut_at or [None] * len(places), strict=True):
                     read[index] = _reading(policy, found, complete=cut is None and not unread)
         except RequestError as error:
-            verdict = Verdict.of_error(error)
-            if error.status == SERVER_ERROR:
-                request.coverage = Coverage.FAILED
-            self.service.metrics.verdict(verdict.outcome)
-            raise (verdict.error or error) from error
+            if error.status in UNAVAILABLE:
+                self.service.metrics.verdict(Outcome.UNAVAILABLE)
+            raise
         found_all = [judge(policy, text, one) for text, one in zip(texts, read, strict=True)]
         if unread and not texts:
             found_all = [judge(policy, "", Reading(complete=False))]
@@ -96,7 +103,7 @@ class Guard:
         if task is TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION:
             lowest = min(one.above if one.unsure_above is None else one.unsure_above for one in policy.labels.values())
             return {"candidate_labels": list(policy.labels), "threshold": lowest, "multi_label": True, "truncate": True}
-        windows = self.service.window_parameters
+        windows = windows_of(policy, self.service.status.limits.get("max_input_tokens", 0))
         return windows if task is TaskName.TEXT_CLASSIFICATION else {**windows, "aggregation_strategy": "simple"}
 
 

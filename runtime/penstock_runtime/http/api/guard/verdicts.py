@@ -1,7 +1,7 @@
 """From what a classifier found in a text, and a policy, to a verdict. Pure.
 
-The gateway decides what follows from a request that was not classified: such a verdict is `UNAVAILABLE`, and an error
-with the status 503 or 504. It never becomes `PASS`.
+The gateway decides what follows from a request that was not classified: `UNAVAILABLE` is an error with the status 503
+or 504 (`errors.for_gateway`), and never becomes `PASS`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from penstock.errors import SpecError
 from penstock.resources.endpoint_parts.guard_policy import GuardPolicy, LabelAction, LabelRule, Otherwise, Role
 from penstock.tasks import TaskName
-from penstock_runtime.errors import Overloaded, RequestError, Unavailable
 from penstock_runtime.tasks.fields import near
 
 NOT_READ = "a part of the request was not read"
-SERVER_ERROR = 500
 OVERLAP_SHARE = 8
 """Of a window, by default: one token in so many is in the next window too."""
 
@@ -66,23 +65,6 @@ class Verdict:
     text: str | None = None
     """The masked text, of `MASK`."""
     reading: Reading = Reading()
-    error: RequestError | None = None
-    """Of `UNAVAILABLE`: the answer to the gateway."""
-
-    @classmethod
-    def of_error(cls, error: RequestError) -> Verdict:
-        """The verdict about a request that the model did not answer."""
-        return cls(Outcome.UNAVAILABLE, error=unavailable(error))
-
-
-def unavailable(error: RequestError) -> RequestError:
-    """The error for a gateway. It takes 502, 503 and 504 for a guard that is not reachable, for which its user has
-    chosen what follows; other errors of this server, and 429, become 503 therefore."""
-    if isinstance(error, Overloaded):
-        return Unavailable(error.message, retry_after_seconds=error.retry_after_seconds, remedy=error.remedy)
-    if error.status == SERVER_ERROR:
-        return Unavailable(error.message, remedy=error.remedy)
-    return error
 
 
 def judge(policy: GuardPolicy, text: str, reading: Reading) -> Verdict:
@@ -123,14 +105,29 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
     return max(verdicts, key=lambda one: _SEVERITY[one.outcome], default=Verdict(Outcome.PASS))
 
 
+def windows_of(policy: GuardPolicy, max_tokens: int) -> dict[str, Any]:
+    """The parameters by which a task reads long texts wholly. `max_tokens`: of the model."""
+    overlap = policy.overlap_tokens
+    return {"stride": max_tokens // OVERLAP_SHARE if overlap is None else overlap, "max_windows": policy.max_windows}
+
+
 def is_skipped(policy: GuardPolicy, role: str) -> bool:
     """Whether the policy leaves out messages of this role. A role that it cannot name is read."""
     return bool(policy.roles) and role in set(Role) and role not in policy.roles
 
 
-def check_policy(policy: GuardPolicy, task: TaskName, labels: Sequence[str], *, gives_shares: bool) -> None:
-    """SpecError if a model with these labels could never follow the policy. `gives_shares`: its scores are from 0 to
-    1."""
+def check_policy(
+    policy: GuardPolicy, task: TaskName, labels: Sequence[str], *, room: int, gives_shares: bool = True
+) -> None:
+    """SpecError if a model with these labels cannot follow the policy. `room`: tokens of a window; `gives_shares`: its
+    scores are from 0 to 1."""
+    if policy.overlap_tokens is not None and policy.overlap_tokens >= room:
+        raise SpecError(
+            f"serving.guardPolicy.overlapTokens is {policy.overlap_tokens}, and windows of this model have {room} "
+            "tokens",
+            field="spec.serving.guardPolicy.overlapTokens",
+            remedy=f"Write less than {room}, or leave it out",
+        )
     if task is TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION:
         return
     of_spans = task is TaskName.TOKEN_CLASSIFICATION

@@ -1,7 +1,7 @@
 """The guardrail webhook of agentgateway and kgateway: `POST /request` and `POST /response`.
 
-The gateway takes an action for the first of mask (`body` with messages or choices), reject (`body` and `status_code`) and
-pass that the answer fits. Nothing is required of a pass: a reject without its two fields would be one.
+The gateway takes the first of these actions that the answer fits: mask (`body` with messages or choices), reject (`body`
+and `status_code`), pass. Nothing is required of a pass, so that a reject without its two fields would be one.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ def answer(verdicts: Sequence[Verdict], masked: dict[str, Any]) -> dict[str, Any
             return {"action": {"body": masked, "reason": "masked"}}
         case Outcome.PASS | Outcome.ABSTAIN:
             return {"action": {"reason": str(verdict.outcome)}}
-        case Outcome.UNAVAILABLE:
-            raise verdict.error or ValueError("no error")
+    raise ValueError(f"{verdict.outcome} is answered with an error")
 
 
 ANSWER: JsonSchema = {
