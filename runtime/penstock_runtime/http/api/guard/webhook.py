@@ -1,7 +1,7 @@
 """The guardrail webhook of agentgateway and kgateway: `POST /request` and `POST /response`.
 
-The gateway takes the first of these actions that the answer fits: mask (`body` with messages or choices), reject (`body`
-and `status_code`), pass. Nothing is required of a pass, so that a reject without its two fields would be one.
+The gateway takes the first of these actions that the answer fits: mask (`body` with messages or choices), reject
+(`body` and `status_code`), pass. Nothing is required of a pass: a reject without its two fields would be one.
 """
 
 from __future__ import annotations
