@@ -45,7 +45,10 @@ def words(path: Path, task: TaskName, *, problem: str = "") -> Words:
     """The model for a task."""
     folder = write_folder(path, task)
     config = json.loads((folder / "config.json").read_bytes())
-    config |= {"id2label": dict(enumerate(LABELS[task])), "label2id": {name: at for at, name in enumerate(LABELS[task])}}
+    config |= {
+        "id2label": dict(enumerate(LABELS[task])),
+        "label2id": {name: at for at, name in enumerate(LABELS[task])},
+    }
     if problem:
         config["problem_type"] = problem
     (folder / "config.json").write_text(json.dumps(config))
