@@ -25,6 +25,7 @@ from penstock_runtime.errors import (
 )
 from penstock_runtime.http.access import AccessTokens
 from penstock_runtime.http.api.core.bodies import LargeResponse, error_response
+from penstock_runtime.http.api.guard.verdicts import Outcome
 from penstock_runtime.http.tracing import RequestTraces
 from penstock_runtime.http.transport.message import (
     ErrorFormat,
@@ -378,6 +379,8 @@ class Application:
             if error.status == RequestError.status:
                 request.coverage = Coverage.FAILED
             error = for_gateway(error)
+            if error.status >= RequestError.status:
+                self.metrics.verdict(Outcome.UNAVAILABLE)
         self.metrics.refused(error.error_type)
         return error_response(error, self._error_format(request.path) if route is None else route.error_format)
 

@@ -10,10 +10,6 @@ from penstock.resources.endpoint_parts.guard_policy import GuardPolicy
 from penstock.tasks import TaskName
 from penstock_runtime.errors import (
     DeadlineExceeded,
-    InferenceFailed,
-    NotReady,
-    Overloaded,
-    RequestError,
     UnsupportedRoute,
 )
 from penstock_runtime.http.api.core.bodies import json_response, timing_headers
@@ -33,8 +29,6 @@ from penstock_runtime.serving.predictor import Answer
 
 ENVOY_TIMEOUT = b"x-envoy-expected-rq-timeout-ms"
 """Envoy's own limit for a request, which it adds to it."""
-
-UNAVAILABLE = frozenset({Overloaded.status, InferenceFailed.status, NotReady.status, DeadlineExceeded.status})
 
 
 class Guard:
@@ -64,27 +58,22 @@ class Guard:
         places = [index for index, text in enumerate(texts) if text.strip()]
         read = [Reading(complete=not unread)] * len(texts)
         answer: Answer | None = None
-        try:
-            if places:
-                seconds = self._deadline_seconds(request, policy)
-                answer = await self.service.predict(
-                    request,
-                    [texts[index] for index in places],
-                    self._parameters(policy),
-                    deadline_seconds=seconds,
+        if places:
+            seconds = self._deadline_seconds(request, policy)
+            answer = await self.service.predict(
+                request,
+                [texts[index] for index in places],
+                self._parameters(policy),
+                deadline_seconds=seconds,
+            )
+            if perf_counter() - request.received > seconds:
+                raise DeadlineExceeded(
+                    "the texts were classified after the deadline",
+                    remedy="Allow more time (serving.guardPolicy.deadlineMilliseconds, or the gateway's), send less "
+                    "text, or give the endpoint more cores",
                 )
-                if perf_counter() - request.received > seconds:
-                    raise DeadlineExceeded(
-                        "the texts were classified after the deadline",
-                        remedy="Allow more time (serving.guardPolicy.deadlineMilliseconds, or the gateway's), send "
-                        "less text, or give the endpoint more cores",
-                    )
-                for index, found, cut in zip(places, answer.value, answer.cut_at or [None] * len(places), strict=True):
-                    read[index] = _reading(policy, found, complete=cut is None and not unread)
-        except RequestError as error:
-            if error.status in UNAVAILABLE:
-                self.service.metrics.verdict(Outcome.UNAVAILABLE)
-            raise
+            for index, found, cut in zip(places, answer.value, answer.cut_at or [None] * len(places), strict=True):
+                read[index] = _reading(policy, found, complete=cut is None and not unread)
         found_all = [judge(policy, text, one) for text, one in zip(texts, read, strict=True)]
         if unread and not texts:
             found_all = [judge(policy, "", Reading(complete=False))]
