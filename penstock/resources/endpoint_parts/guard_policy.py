@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -17,8 +17,6 @@ GUARD_TASKS = (
     TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION,
 )
 """The tasks of endpoints that may have a policy."""
-
-Label = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Category(StrEnum):
@@ -106,14 +104,14 @@ class LabelRule(Spec):
 class GuardPolicy(Spec):
     """The policy of a classifier in front of a language model."""
 
-    labels: dict[Label, LabelRule] = Field(
+    labels: dict[str, LabelRule] = Field(
         min_length=1,
         max_length=100,
         description="The labels of the model that count, such as `INJECTION`; of token-classification without `B-` and "
         "`I-`. Of zero-shot-token-classification the labels that are searched for.",
     )
-    roles: list[Role] = Field(
-        default_factory=list,
+    roles: tuple[Role, ...] = Field(
+        default=(),
         max_length=len(Role),
         description="Whose messages are read, where a gateway states roles. Empty: all.",
     )
