@@ -15,6 +15,7 @@ from tests.cli.endpoints import invoke, write_endpoint
 ALWAYS: dict[str, str] = {
     "serve": "cores optimize verbose",
     "optimize": "store models cores budget_seconds as_json neuron_target",
+    "push": "",
     "bench": "family lengths batches seconds rounds patience_seconds output fresh seed",
     "plan": "rows classes cores prices measurements family output ledger",
     "simulate": "traces policies p95_milliseconds min_replicas max_replicas start_up_seconds scrape_interval dispatch "

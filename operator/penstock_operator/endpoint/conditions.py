@@ -180,7 +180,7 @@ def model_resolved(endpoint: ParsedEndpoint, wanted: OptimizationState | None) -
     if wanted.ready and result is not None:
         size = f"{result.parameters / 1e6:.4g} million weights" if result.parameters else "its weights"
         digest = f", digest {result.model_digest.removeprefix('sha256:')[:DIGITS]}" if result.model_digest else ""
-        return yes(Reason.RESOLVED, f"{model} was read: {size}{digest}.")
+        return yes(Reason.RESOLVED, f"{result.model_resolved or model} was read: {size}{digest}.")
     failure, running = wanted.status.failure, wanted.running
     runs_again = running is not None and running.started
     if failure is not None and failure.reason in MODEL_FAILURES and not runs_again:

@@ -195,7 +195,7 @@ def _fields_at(path: Sequence[str], model: type[BaseModel]) -> list[str]:
     for part in path:
         fields = {} if found is None else dict(_fields(found, entries=True))
         # Else the key or the index of an entry, of which `found` is the type.
-        found = fields[part] if part in fields else found
+        found = fields.get(part, found)
     return [name for name, _ in _fields(found)] if found is not None else []
 
 

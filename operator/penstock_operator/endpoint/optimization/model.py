@@ -52,7 +52,13 @@ def wanted_spec(
         return None
     digest = texts_digest(texts) if spec.workload.texts_from is not None and texts is not None else None
     image = settings.optimizer_image_for(target)
-    toolchain = Toolchain(image=image, version=settings.toolchain, target=target, format=RESULT_FORMAT)
+    toolchain = Toolchain(
+        image=image,
+        version=settings.toolchain,
+        target=target,
+        format=RESULT_FORMAT,
+        revision=settings.search_revision,
+    )
     return OptimizedModelSpec.of(spec, toolchain, texts_digest=digest)
 
 
