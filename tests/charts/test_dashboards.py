@@ -102,8 +102,8 @@ def of_the_runtime() -> Callable[[], bytes]:
     def exposition() -> bytes:
         for status in (200, 429, 503):
             found.finished("/predict", status, 0.01, inference=True)
-            found.classified("", status)
-        found.verdict("pass")
+            found.guard.classified("", status)
+        found.guard.verdict("pass")
         found.refused("overloaded")
         found.request_tokens.observe(7)
         found.tokens += 7

@@ -256,8 +256,8 @@ def recorder(folder: Path) -> Iterator[Recorder]:
         for name, write in writers.items():
             model = model_of(write(folder / name), TaskName.FEATURE_EXTRACTION)
             made.watch(name, stack.enter_context(serving(model)))
-        for name, task, policy in (("guard", TEXTS, BLOCKING), ("guard-spans", TOKENS, MASKING)):
-            made.watch(name, stack.enter_context(guarding(words(folder / name, task), task, policy)))
+        for name, kind, policy in (("guard", TEXTS, BLOCKING), ("guard-spans", TOKENS, MASKING)):
+            made.watch(name, stack.enter_context(guarding(words(folder / name, kind), kind, policy)))
         yield made
 
 

@@ -44,7 +44,7 @@ def test_a_server_that_cannot_classify_is_unreachable_for_litellm(state: str, in
     with guarding(UNREACHABLE[state]) as endpoint:
         # The user's own choice counts, and both requests are in our counter.
         assert outcomes(installed("requirements_guards.txt"), endpoint.url) == ["error", "passed"]
-        assert endpoint.server.metrics.verdicts == {"unavailable": 2}
+        assert endpoint.server.metrics.guard.verdicts == {"unavailable": 2}
 
 
 def test_a_server_that_has_gone_is_unreachable_for_litellm(installed: Callable[[str], Path]) -> None:

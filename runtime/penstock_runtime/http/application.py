@@ -15,6 +15,7 @@ from penstock.errors import closest
 from penstock.logs import log_event
 from penstock.tasks import TaskName
 from penstock_runtime.admission import FairLine, client_of
+from penstock_runtime.coverage import Coverage
 from penstock_runtime.errors import (
     ClientGone,
     MalformedBody,
@@ -25,7 +26,7 @@ from penstock_runtime.errors import (
 )
 from penstock_runtime.http.access import AccessTokens
 from penstock_runtime.http.api.core.bodies import LargeResponse, error_response
-from penstock_runtime.http.api.guard.verdicts import Outcome
+from penstock_runtime.http.api.guard.verdicts import VerdictOutcome
 from penstock_runtime.http.tracing import RequestTraces
 from penstock_runtime.http.transport.message import (
     ErrorFormat,
@@ -36,7 +37,7 @@ from penstock_runtime.http.transport.message import (
     body_too_large,
 )
 from penstock_runtime.http.transport.streaming import ByteStream
-from penstock_runtime.serving.metrics import Coverage, ServerMetrics
+from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.settings import Settings
 
 logger = logging.getLogger("penstock.http")
@@ -334,7 +335,7 @@ class Application:
         label = UNKNOWN if route is None else route.path
         metrics.finished(label, status, seconds, inference=route is not None and route.inference)
         if route is not None and route.classifies:
-            metrics.classified(request.coverage, status)
+            metrics.guard.classified(request.coverage, status)
         if self.traces is not None:
             self.traces.record(request, status, headers, seconds)
         if self.access_lines is not None:
@@ -380,7 +381,7 @@ class Application:
                 request.coverage = Coverage.FAILED
             error = for_gateway(error)
             if error.status >= RequestError.status:
-                self.metrics.verdict(Outcome.UNAVAILABLE)
+                self.metrics.guard.verdict(VerdictOutcome.UNAVAILABLE)
         self.metrics.refused(error.error_type)
         return error_response(error, self._error_format(request.path) if route is None else route.error_format)
 

@@ -11,7 +11,6 @@ import math
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
@@ -20,6 +19,7 @@ from prometheus_client.metrics_core import Metric
 
 from penstock import __version__
 from penstock.resources.endpoint_parts.guard_policy import GUARD_TASKS
+from penstock_runtime.coverage import GuardMetrics
 from penstock_runtime.engines.base import DeviceState
 from penstock_runtime.generation.loop import LoopState
 from penstock_runtime.generation.scheduler import Step
@@ -44,30 +44,6 @@ TOKEN_SECONDS = (
     0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0,
 )  # fmt: skip
 STEP_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
-
-
-class Coverage(StrEnum):
-    """What became of a request to a classifier."""
-
-    CLASSIFIED = "classified"
-    ABSTAINED = "abstained"
-    PARTIAL = "partial"
-    LATE = "late"
-    REFUSED = "refused"
-    ABANDONED = "abandoned"
-    FAILED = "failed"
-
-    @classmethod
-    def of_status(cls, status: int) -> Coverage:
-        """By the status of the answer."""
-        match status:
-            case 499:
-                return cls.ABANDONED
-            case 504:
-                return cls.LATE
-            case 503:
-                return cls.REFUSED
-        return cls.CLASSIFIED if status < 400 else cls.REFUSED if status < 500 else cls.FAILED
 
 
 def with_objective(bounds: Iterable[float], objective_milliseconds: float | None) -> tuple[float, ...]:
@@ -284,8 +260,7 @@ class ServerMetrics:
         objective = objective_p95_milliseconds
         self.requests: dict[tuple[str, int], int] = {}
         self.rejected: dict[str, int] = {}
-        self.coverage = dict.fromkeys(map(str, Coverage), 0)
-        self.verdicts: dict[str, int] = {}
+        self.guard = GuardMetrics()
         self.in_flight = 0
         self.connections: Callable[[], int] = lambda: 0
         """Number of open connections; set by the server."""
@@ -334,14 +309,6 @@ class ServerMetrics:
         """A request was answered with an error; `reason` is its error_type."""
         self.rejected[reason] = self.rejected.get(reason, 0) + 1
 
-    def classified(self, coverage: str, status: int) -> None:
-        """A request to a route that classifies has been answered. `coverage`: what became of it; empty: by status."""
-        self.coverage[coverage or Coverage.of_status(status)] += 1
-
-    def verdict(self, outcome: str) -> None:
-        """A gateway's request got this verdict."""
-        self.verdicts[outcome] = self.verdicts.get(outcome, 0) + 1
-
     # Any thread
 
     def batch(self, rows: int, real_tokens: int, padded_tokens: int) -> None:
@@ -372,7 +339,7 @@ class ServerMetrics:
         """All families (the client library's interface of a collector)."""
         yield from self._request_families()
         if self._status.task in GUARD_TASKS:
-            yield from self._guard_families()
+            yield from self.guard.families()
         yield from self._batch_families()
         yield from self.generation.families()
         yield from self._state_families()
@@ -422,26 +389,6 @@ class ServerMetrics:
         yield CounterMetricFamily(
             "penstock_truncated_inputs", "Inputs that were cut to the model's maximum.", value=self.truncated
         )
-
-    def _guard_families(self) -> Iterator[Metric]:
-        coverage = CounterMetricFamily(
-            "penstock_classifications",
-            "Requests of gateways to a classifier, by what became of them: classified, abstained (also classified: a "
-            "score was unsure), partial (a part was not read), late (not within the deadline), refused, abandoned (the "
-            "client has gone), failed.",
-            labels=["outcome"],
-        )
-        for outcome, count in self.coverage.items():
-            coverage.add_metric([outcome], count)
-        yield coverage
-        verdicts = CounterMetricFamily(
-            "penstock_guard_verdicts",
-            "Verdicts for gateways by the endpoint's policy: pass, abstain, mask, block, unavailable (an error).",
-            labels=["outcome"],
-        )
-        for outcome, count in sorted(self.verdicts.items()):
-            verdicts.add_metric([outcome], count)
-        yield verdicts
 
     def _batch_families(self) -> Iterator[Metric]:
         with self._lock:

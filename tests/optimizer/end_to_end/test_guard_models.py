@@ -86,7 +86,7 @@ def test_a_guard_model_gives_the_scores_of_transformers(name: str, tmp_path: Pat
     with guarding(None, task, {**policy, "deadlineMilliseconds": 60_000}) as serving:
         predictor = asyncio.run_coroutine_threadsafe(start_model(serving.server, loaded), serving.loop).result(120)
         (found,) = httpx.post(f"{serving.url}/v1/moderations", json={"input": LONG}, timeout=120).json()["results"]
-        assert serving.server.metrics.coverage["classified"] == 1
+        assert serving.server.metrics.guard.coverage["classified"] == 1
         stride = serving.server.status.limits["max_input_tokens"] // 8
         parameters: dict[str, Any] = {"stride": stride}
         if task is TOKENS:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from penstock.artefact_store import Digest, StoreScheme
 from penstock.resources.endpoint import ModelEndpointSpec
-from penstock.resources.endpoint_parts.guard_policy import GUARD_TASKS
 from penstock.resources.endpoint_parts.serving import PROMPT_TASKS
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.tasks import TaskName
@@ -233,12 +232,10 @@ def _environment(endpoint: ParsedEndpoint, serving: ServingChoice, hardware: Har
         values["PENSTOCK_LIVE_GUARD_SHARE"] = repr(endpoint.spec.guard.live.cpu_share)
     if endpoint.spec.serving.grpc:
         values["PENSTOCK_GRPC_PORT"] = str(GRPC_PORT)
-    prompts = endpoint.spec.serving.prompts
-    if prompts is not None and serving.task in PROMPT_TASKS:
-        values["PENSTOCK_PROMPTS"] = json.dumps(prompts.to_object(), ensure_ascii=False, sort_keys=True)
-    policy = endpoint.spec.serving.guard_policy
-    if policy is not None and serving.task in GUARD_TASKS:
-        values["PENSTOCK_GUARD_POLICY"] = json.dumps(policy.to_object(), ensure_ascii=False, sort_keys=True)
+    prompts = endpoint.spec.serving.prompts if serving.task in PROMPT_TASKS else None
+    for name, given in (("PROMPTS", prompts), ("GUARD_POLICY", endpoint.spec.serving.guard_policy)):
+        if given is not None:
+            values[f"PENSTOCK_{name}"] = json.dumps(given.to_object(), ensure_ascii=False, sort_keys=True)
     if endpoint.spec.auth is not None:
         values["PENSTOCK_AUTH_TOKEN_FOLDER"] = KEYS
     if endpoint.spec.tls is not None:

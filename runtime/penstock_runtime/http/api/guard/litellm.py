@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock_runtime.http.api.core.bodies import checked, read_json
-from penstock_runtime.http.api.guard.fields import AnyText
-from penstock_runtime.http.api.guard.reading import Guard
-from penstock_runtime.http.api.guard.verdicts import Outcome, Verdict, worst
+from penstock_runtime.http.api.guard.reading import RequestGuard
+from penstock_runtime.http.api.guard.verdicts import RequestVerdict, VerdictOutcome, worst
 from penstock_runtime.http.transport.message import Request, Response
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.fields import Choice, JsonSchema, ListOf, Object, Others
+from penstock_runtime.tasks.text_generation import AnyText
 
 UNMASKABLE = "the arguments of a tool call have what would be masked, and cannot be rewritten"
 
@@ -30,7 +30,7 @@ def guardrail_body(limits: RequestLimits) -> Object:
             "structured_messages": (ListOf(anything, limits.items, at_least=0, words="a list of messages"), []),
         },
         notes={
-            "texts": "What is classified, whoever wrote it: LiteLLM states no roles with them.",
+            "texts": "What is classified, of all roles: LiteLLM does not state them.",
             "images": "Not read: a request with images is read in part (serving.guardPolicy.incomplete).",
             "tool_calls": "Their arguments are classified, too.",
             "structured_messages": "Not read: `texts` has their contents.",
@@ -42,7 +42,7 @@ def guardrail_body(limits: RequestLimits) -> Object:
 class Guardrail:
     """The handler."""
 
-    def __init__(self, guard: Guard, limits: RequestLimits) -> None:
+    def __init__(self, guard: RequestGuard, limits: RequestLimits) -> None:
         self._guard = guard
         self.body = guardrail_body(limits)
 
@@ -55,8 +55,8 @@ class Guardrail:
         verdicts = await self._guard.verdicts(request, [*texts, *arguments], unread=unread)
         calls = verdicts.texts[len(texts) :]
         verdict = worst(verdicts.texts)
-        if verdict.outcome is Outcome.MASK and any(one.outcome is Outcome.MASK for one in calls):
-            verdict = Verdict(Outcome.BLOCK, UNMASKABLE)
+        if verdict.outcome is VerdictOutcome.MASK and any(one.outcome is VerdictOutcome.MASK for one in calls):
+            verdict = RequestVerdict(VerdictOutcome.BLOCK, UNMASKABLE)
         return verdicts.response(answer(verdict, texts, verdicts.texts), verdict)
 
 
@@ -66,18 +66,18 @@ def arguments_of(calls: Sequence[Mapping[str, Any]]) -> list[str]:
     return [one for one in found if isinstance(one, str)]
 
 
-def answer(verdict: Verdict, texts: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def answer(verdict: RequestVerdict, texts: Sequence[str], verdicts: Sequence[RequestVerdict]) -> dict[str, Any]:
     """The body of the answer."""
     match verdict.outcome:
-        case Outcome.BLOCK:
+        case VerdictOutcome.BLOCK:
             return {"action": "BLOCKED", "blocked_reason": verdict.reason}
-        case Outcome.MASK:
+        case VerdictOutcome.MASK:
             pairs = zip(texts, verdicts, strict=False)  # after the texts come the arguments of calls
             return {
                 "action": "GUARDRAIL_INTERVENED",
                 "texts": [text if one.text is None else one.text for text, one in pairs],
             }
-        case Outcome.PASS | Outcome.ABSTAIN:
+        case VerdictOutcome.PASS | VerdictOutcome.ABSTAIN:
             return {"action": "NONE"}
     raise ValueError(f"{verdict.outcome} is answered with an error")
 

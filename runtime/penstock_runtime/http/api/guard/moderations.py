@@ -8,12 +8,12 @@ from typing import Any
 from penstock.resources.endpoint_parts.guard_policy import Category, GuardPolicy, LabelAction
 from penstock_runtime.errors import UnsupportedOption
 from penstock_runtime.http.api.core.bodies import checked, read_json
-from penstock_runtime.http.api.guard.fields import AnyText
-from penstock_runtime.http.api.guard.reading import Guard
-from penstock_runtime.http.api.guard.verdicts import Outcome, Verdict
+from penstock_runtime.http.api.guard.reading import RequestGuard
+from penstock_runtime.http.api.guard.verdicts import RequestVerdict, VerdictOutcome
 from penstock_runtime.http.transport.message import Request, Response
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.fields import Choice, Either, JsonSchema, ListOf, Object, Others, Text
+from penstock_runtime.tasks.text_generation import AnyText
 
 OPENAI_MODELS = (
     "omni-moderation-latest",
@@ -40,7 +40,7 @@ def moderations_body(limits: RequestLimits) -> Object:
 class Moderations:
     """The handler."""
 
-    def __init__(self, guard: Guard, limits: RequestLimits) -> None:
+    def __init__(self, guard: RequestGuard, limits: RequestLimits) -> None:
         self._guard = guard
         self.body = moderations_body(limits)
 
@@ -77,7 +77,7 @@ def _text(entry: str | dict[str, Any], where: str) -> str:
     return str(entry["text"])
 
 
-def _one_input(verdicts: list[Verdict]) -> Verdict:
+def _one_input(verdicts: list[RequestVerdict]) -> RequestVerdict:
     """The parts of one input: each label with its highest score."""
     scores: dict[str, float] = {}
     for one in verdicts:
@@ -85,12 +85,12 @@ def _one_input(verdicts: list[Verdict]) -> Verdict:
             scores[label] = max(score, scores.get(label, 0.0))
     first = verdicts[0]
     complete = all(one.reading.complete for one in verdicts)
-    is_blocked = any(one.outcome is Outcome.BLOCK for one in verdicts)
-    outcome = Outcome.BLOCK if is_blocked else first.outcome
+    is_blocked = any(one.outcome is VerdictOutcome.BLOCK for one in verdicts)
+    outcome = VerdictOutcome.BLOCK if is_blocked else first.outcome
     return replace(first, outcome=outcome, reading=replace(first.reading, scores=scores, complete=complete))
 
 
-def result(policy: GuardPolicy, verdict: Verdict) -> dict[str, Any]:
+def result(policy: GuardPolicy, verdict: RequestVerdict) -> dict[str, Any]:
     """The result for one input.
 
     `flagged`: a label that blocks or masks is above its score, or the input is blocked for another reason. A category
@@ -99,7 +99,7 @@ def result(policy: GuardPolicy, verdict: Verdict) -> dict[str, Any]:
     scores = dict.fromkeys(map(str, Category), 0.0)
     categories = dict.fromkeys(scores, False)
     applied: dict[str, list[str]] = {name: [] for name in scores}
-    flagged = verdict.outcome is Outcome.BLOCK
+    flagged = verdict.outcome is VerdictOutcome.BLOCK
     for label, rule in policy.labels.items():
         name = label if rule.category is None else str(rule.category)
         score = verdict.reading.scores.get(label, 0.0)

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.resources.endpoint_parts.guard_policy import GuardPolicy
 from penstock.tasks import TaskName
+from penstock_runtime.coverage import Coverage
 from penstock_runtime.errors import (
     DeadlineExceeded,
     UnsupportedRoute,
@@ -15,23 +16,22 @@ from penstock_runtime.errors import (
 from penstock_runtime.http.api.core.bodies import json_response, timing_headers
 from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.api.guard.verdicts import (
-    Outcome,
-    Reading,
+    RequestVerdict,
     Span,
-    Verdict,
+    TextReading,
+    VerdictOutcome,
     judge,
     windows_of,
     worst,
 )
 from penstock_runtime.http.transport.message import Request, Response
-from penstock_runtime.serving.metrics import Coverage
 from penstock_runtime.serving.predictor import Answer
 
 ENVOY_TIMEOUT = b"x-envoy-expected-rq-timeout-ms"
 """Envoy's own limit for a request, which it adds to it."""
 
 
-class Guard:
+class RequestGuard:
     """What all routes of gateways share."""
 
     def __init__(self, service: ModelService) -> None:
@@ -56,7 +56,7 @@ class Guard:
         policy = self.policy
         # A text without any word has nothing that could be classified.
         places = [index for index, text in enumerate(texts) if text.strip()]
-        read = [Reading(complete=not unread)] * len(texts)
+        read = [TextReading(complete=not unread)] * len(texts)
         answer: Answer | None = None
         if places:
             seconds = self._deadline_seconds(request, policy)
@@ -76,7 +76,7 @@ class Guard:
                 read[index] = _reading(policy, found, complete=cut is None and not unread)
         found_all = [judge(policy, text, one) for text, one in zip(texts, read, strict=True)]
         if unread and not texts:
-            found_all = [judge(policy, "", Reading(complete=False))]
+            found_all = [judge(policy, "", TextReading(complete=False))]
         return Verdicts(request, self.service, found_all, answer)
 
     def _deadline_seconds(self, request: Request, policy: GuardPolicy) -> float:
@@ -100,26 +100,26 @@ class Verdicts:
     """Of the texts of one request, and the answer to the gateway."""
 
     def __init__(
-        self, request: Request, service: ModelService, verdicts: Sequence[Verdict], answer: Answer | None
+        self, request: Request, service: ModelService, verdicts: Sequence[RequestVerdict], answer: Answer | None
     ) -> None:
         self.texts = verdicts
         self._request = request
         self._service = service
         self._answer = answer
 
-    def response(self, value: Any, verdict: Verdict | None = None) -> Response:
+    def response(self, value: Any, verdict: RequestVerdict | None = None) -> Response:
         """The response with this body; counts the request. `verdict`: about all of it, if not the most severe."""
         verdict = verdict or worst(self.texts)
         if not all(one.reading.complete for one in self.texts):
             self._request.coverage = Coverage.PARTIAL
-        elif any(one.outcome is Outcome.ABSTAIN for one in self.texts):
+        elif any(one.outcome is VerdictOutcome.ABSTAIN for one in self.texts):
             self._request.coverage = Coverage.ABSTAINED
-        self._service.metrics.verdict(verdict.outcome)
+        self._service.metrics.guard.verdict(verdict.outcome)
         timings = b"" if self._answer is None else timing_headers(self._answer)
         return json_response(value, headers=b"x-penstock-verdict: %b\r\n%b" % (verdict.outcome.encode(), timings))
 
 
-def _reading(policy: GuardPolicy, found: Sequence[Mapping[str, Any]], *, complete: bool) -> Reading:
+def _reading(policy: GuardPolicy, found: Sequence[Mapping[str, Any]], *, complete: bool) -> TextReading:
     """Of the answer of a task for one text: labels with scores, or entities."""
     scores: dict[str, float] = {}
     spans = []
@@ -132,4 +132,4 @@ def _reading(policy: GuardPolicy, found: Sequence[Mapping[str, Any]], *, complet
         scores[label] = max(score, scores.get(label, 0.0))
         if "start" in one:
             spans.append(Span(label, score, one["start"], one["end"]))
-    return Reading(scores, spans, complete)
+    return TextReading(scores, spans, complete)

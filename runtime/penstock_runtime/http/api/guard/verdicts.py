@@ -18,10 +18,10 @@ from penstock_runtime.tasks.fields import near
 
 NOT_READ = "a part of the request was not read"
 OVERLAP_SHARE = 8
-"""Of a window, by default: one token in so many is in the next window too."""
+"""Of a window, by default: one token in eight is in the next window too."""
 
 
-class Outcome(StrEnum):
+class VerdictOutcome(StrEnum):
     """What a gateway should do with a request, by rising severity."""
 
     PASS = "pass"  # noqa: S105 - no password
@@ -31,7 +31,7 @@ class Outcome(StrEnum):
     BLOCK = "block"
 
 
-_SEVERITY = {outcome: place for place, outcome in enumerate(Outcome)}
+_SEVERITY = {outcome: place for place, outcome in enumerate(VerdictOutcome)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TextReading:
     """What the model found in one text."""
 
     scores: Mapping[str, float] = field(default_factory=dict)
@@ -56,35 +56,35 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RequestVerdict:
     """About one text, or about a request."""
 
-    outcome: Outcome
+    outcome: VerdictOutcome
     reason: str = ""
     """For the client of the gateway."""
     text: str | None = None
     """The masked text, of `MASK`."""
-    reading: Reading = Reading()
+    reading: TextReading = TextReading()
 
 
-def judge(policy: GuardPolicy, text: str, reading: Reading) -> Verdict:
+def judge(policy: GuardPolicy, text: str, reading: TextReading) -> RequestVerdict:
     """The verdict about one text."""
     found = {label: rule for label, rule in policy.labels.items() if reading.scores.get(label, 0.0) > rule.above}
     for label, rule in found.items():
         if rule.action is LabelAction.BLOCK:
-            return Verdict(Outcome.BLOCK, rule.reason or label, reading=reading)
+            return RequestVerdict(VerdictOutcome.BLOCK, rule.reason or label, reading=reading)
     if not reading.complete and policy.incomplete is Otherwise.BLOCK:
-        return Verdict(Outcome.BLOCK, NOT_READ, reading=reading)
+        return RequestVerdict(VerdictOutcome.BLOCK, NOT_READ, reading=reading)
     unsure = [label for label, rule in policy.labels.items() if label not in found and _is_unsure(rule, label, reading)]
     if unsure and policy.abstain is Otherwise.BLOCK:
-        return Verdict(Outcome.BLOCK, policy.labels[unsure[0]].reason or unsure[0], reading=reading)
+        return RequestVerdict(VerdictOutcome.BLOCK, policy.labels[unsure[0]].reason or unsure[0], reading=reading)
     masked = mask(text, reading.spans, {name: one for name, one in found.items() if one.action is LabelAction.MASK})
     if masked != text:
-        return Verdict(Outcome.MASK, text=masked, reading=reading)
-    return Verdict(Outcome.ABSTAIN if unsure else Outcome.PASS, reading=reading)
+        return RequestVerdict(VerdictOutcome.MASK, text=masked, reading=reading)
+    return RequestVerdict(VerdictOutcome.ABSTAIN if unsure else VerdictOutcome.PASS, reading=reading)
 
 
-def _is_unsure(rule: LabelRule, label: str, reading: Reading) -> bool:
+def _is_unsure(rule: LabelRule, label: str, reading: TextReading) -> bool:
     return rule.unsure_above is not None and reading.scores.get(label, 0.0) > rule.unsure_above
 
 
@@ -100,9 +100,9 @@ def mask(text: str, spans: Iterable[Span], rules: Mapping[str, LabelRule]) -> st
     return "".join([*parts, text[end:]])
 
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
+def worst(verdicts: Sequence[RequestVerdict]) -> RequestVerdict:
     """The verdict about a request with several texts: the most severe, the first of equal ones. PASS without any."""
-    return max(verdicts, key=lambda one: _SEVERITY[one.outcome], default=Verdict(Outcome.PASS))
+    return max(verdicts, key=lambda one: _SEVERITY[one.outcome], default=RequestVerdict(VerdictOutcome.PASS))
 
 
 def windows_of(policy: GuardPolicy, max_tokens: int) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock_runtime.http.api.core.bodies import checked, read_json
-from penstock_runtime.http.api.guard.fields import AnyText
-from penstock_runtime.http.api.guard.reading import Guard
-from penstock_runtime.http.api.guard.verdicts import Outcome, Verdict, is_skipped, worst
+from penstock_runtime.http.api.guard.reading import RequestGuard
+from penstock_runtime.http.api.guard.verdicts import RequestVerdict, VerdictOutcome, is_skipped, worst
 from penstock_runtime.http.transport.message import Request, Response
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.fields import JsonSchema, ListOf, Object, Others
+from penstock_runtime.tasks.text_generation import AnyText
 
 REJECTED = 403
 
@@ -33,7 +33,7 @@ def webhook_body(limits: RequestLimits, name: str) -> Object:
 class Webhook:
     """The handlers."""
 
-    def __init__(self, guard: Guard, limits: RequestLimits) -> None:
+    def __init__(self, guard: RequestGuard, limits: RequestLimits) -> None:
         self._guard = guard
         self.request_body = webhook_body(limits, "messages")
         self.response_body = webhook_body(limits, "choices")
@@ -58,19 +58,19 @@ class Webhook:
         return verdicts.response(answer(verdicts.texts, {"choices": masked}))
 
 
-def _with_text(message: dict[str, Any], verdict: Verdict) -> dict[str, Any]:
+def _with_text(message: dict[str, Any], verdict: RequestVerdict) -> dict[str, Any]:
     return message if verdict.text is None else {**message, "content": verdict.text}
 
 
-def answer(verdicts: Sequence[Verdict], masked: dict[str, Any]) -> dict[str, Any]:
+def answer(verdicts: Sequence[RequestVerdict], masked: dict[str, Any]) -> dict[str, Any]:
     """The body of the answer; `masked`: that of the request, with masked texts."""
     verdict = worst(verdicts)
     match verdict.outcome:
-        case Outcome.BLOCK:
+        case VerdictOutcome.BLOCK:
             return {"action": {"body": verdict.reason, "status_code": REJECTED, "reason": verdict.reason}}
-        case Outcome.MASK:
+        case VerdictOutcome.MASK:
             return {"action": {"body": masked, "reason": "masked"}}
-        case Outcome.PASS | Outcome.ABSTAIN:
+        case VerdictOutcome.PASS | VerdictOutcome.ABSTAIN:
             return {"action": {"reason": str(verdict.outcome)}}
     raise ValueError(f"{verdict.outcome} is answered with an error")
 

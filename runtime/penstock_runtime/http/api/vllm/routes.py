@@ -11,21 +11,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.tasks import TaskName
+from penstock_runtime.coverage import Coverage
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.http.api.core.bodies import answer_response, checked, fields_named, read_json
 from penstock_runtime.http.api.core.service import ModelService
+from penstock_runtime.http.api.guard.routes import TAG
 from penstock_runtime.http.api.guard.verdicts import windows_of
 from penstock_runtime.http.api.vllm.answers import LABELS, SPANS, VLLM, distributions, spans_of, vllm_answer
 from penstock_runtime.http.api.vllm.requests import distribution_body, labelled_spans_body, spans_body, vllm_body
 from penstock_runtime.http.transport.message import Request, Response, Route
-from penstock_runtime.serving.metrics import Coverage
 from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.classification.text_classification import Function
 from penstock_runtime.tasks.extraction import zero_shot_token_classification
 from penstock_runtime.tasks.fields import JsonSchema
 
-TAG = "LLM gateways"
 SPAN_TASKS = frozenset({TaskName.TOKEN_CLASSIFICATION, TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION})
 TASKS = SPAN_TASKS | {TaskName.TEXT_CLASSIFICATION}
 

@@ -65,7 +65,7 @@ def asked(endpoint: Endpoint, path: str, **headers: str) -> httpx.Response:
 
 
 def counted(endpoint: Endpoint) -> dict[str, int]:
-    return {name: count for name, count in endpoint.server.metrics.coverage.items() if count}
+    return {name: count for name, count in endpoint.server.metrics.guard.coverage.items() if count}
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -88,7 +88,7 @@ def test_an_error_of_the_model_is_never_a_pass(path: str, error: Exception, stat
         wanted = 400 if status == 422 and path.startswith("/v1/") else status
         assert answer.status_code == wanted, answer.text
         assert counted(endpoint) == {outcome: 1}
-        assert endpoint.server.metrics.verdicts == ({"unavailable": 1} if status >= 500 else {})
+        assert endpoint.server.metrics.guard.verdicts == ({"unavailable": 1} if status >= 500 else {})
         if isinstance(error, Overloaded):
             assert answer.headers["retry-after"] == "7"
 
@@ -179,7 +179,7 @@ def test_at_overload_classified_late_and_refused_requests_are_all_requests(tmp_p
         pending += [threads.submit(asked, endpoint, paths[index % len(paths)]) for index in range(room, total - 1)]
         # While the model is busy, those that find no room in the queue are answered.
         running = 2 * 4
-        until(lambda: endpoint.server.metrics.coverage["refused"] >= total - room - running)
+        until(lambda: endpoint.server.metrics.guard.coverage["refused"] >= total - room - running)
         engine.go.set()
         statuses = Counter(one.result(300).status_code for one in [late, *pending])
 

@@ -233,8 +233,8 @@ def test_a_text_with_too_many_windows_is_read_in_part(tmp_path_factory: Any, inc
         (result,) = ask(endpoint, "/v1/moderations", {"input": text})["results"]
         assert result["incomplete"] is True
         assert result["flagged"] == (incomplete == "Block")
-        assert endpoint.server.metrics.coverage["partial"] == 2
-        assert sum(endpoint.server.metrics.coverage.values()) == 2
+        assert endpoint.server.metrics.guard.coverage["partial"] == 2
+        assert sum(endpoint.server.metrics.guard.coverage.values()) == 2
 
 
 def test_unsure_scores_abstain(tmp_path_factory: Any) -> None:
@@ -244,8 +244,8 @@ def test_unsure_scores_abstain(tmp_path_factory: Any) -> None:
 
         assert answer.json() == {"action": "NONE"}
         assert answer.headers["x-penstock-verdict"] == "abstain"
-        assert endpoint.server.metrics.coverage["abstained"] == 1
-        assert endpoint.server.metrics.verdicts == {"abstain": 1}
+        assert endpoint.server.metrics.guard.coverage["abstained"] == 1
+        assert endpoint.server.metrics.guard.verdicts == {"abstain": 1}
 
 
 def test_a_label_of_several_true_ones_has_its_own_threshold(tmp_path_factory: Any) -> None:
@@ -268,8 +268,8 @@ def test_keys_of_litellm_come_in_x_api_key(tmp_path_factory: Any) -> None:
         ]
 
         assert statuses == [200, 200, 401, 401]
-        assert endpoint.server.metrics.coverage == {
-            **dict.fromkeys(endpoint.server.metrics.coverage, 0),
+        assert endpoint.server.metrics.guard.coverage == {
+            **dict.fromkeys(endpoint.server.metrics.guard.coverage, 0),
             "classified": 2,
             "refused": 2,
         }

@@ -15,10 +15,10 @@ from penstock.resources.endpoint_parts.guard_policy import GuardPolicy
 from penstock.tasks import TaskName
 from penstock_runtime.http.api.guard.verdicts import (
     NOT_READ,
-    Outcome,
-    Reading,
+    RequestVerdict,
     Span,
-    Verdict,
+    TextReading,
+    VerdictOutcome,
     check_policy,
     judge,
     mask,
@@ -37,25 +37,31 @@ def policy_of(labels: dict[str, Any], **more: Any) -> GuardPolicy:
 @pytest.mark.parametrize(
     ("rule", "more", "reading", "outcome", "reason"),
     [
-        ({"above": 0.9}, {}, Reading({"BAD": 0.91}), "block", "BAD"),
-        ({"above": 0.9, "reason": "no"}, {}, Reading({"BAD": 0.91}), "block", "no"),
-        ({"above": 0.9}, {}, Reading({"BAD": 0.9}), "pass", ""),
-        ({}, {}, Reading(), "pass", ""),
-        ({"above": 0}, {}, Reading({"BAD": 0.0}), "pass", ""),
-        ({"above": 0.9, "unsureAbove": 0.5}, {}, Reading({"BAD": 0.6}), "abstain", ""),
-        ({"above": 0.9, "unsureAbove": 0.5}, {}, Reading({"BAD": 0.5}), "pass", ""),
-        ({"above": 0.9, "unsureAbove": 0.5}, {"abstain": "Block"}, Reading({"BAD": 0.6}), "block", "BAD"),
-        ({}, {}, Reading({"BAD": 0.1}, complete=False), "block", NOT_READ),
-        ({}, {"incomplete": "Pass"}, Reading({"BAD": 0.1}, complete=False), "pass", ""),
-        ({"reason": "no"}, {"incomplete": "Pass"}, Reading({"BAD": 0.9}, complete=False), "block", "no"),
-        ({"action": "Report"}, {}, Reading({"BAD": 0.9}), "pass", ""),
-        ({"action": "Mask"}, {}, Reading({"BAD": 0.9}, [Span("BAD", 0.9, 0, 5)]), "mask", ""),
-        ({"action": "Mask"}, {}, Reading({"BAD": 0.9}, [Span("BAD", 0.9, 0, 5)], complete=False), "block", NOT_READ),
-        ({"action": "Mask"}, {}, Reading({"BAD": 0.4}, [Span("BAD", 0.4, 0, 5)]), "pass", ""),
+        ({"above": 0.9}, {}, TextReading({"BAD": 0.91}), "block", "BAD"),
+        ({"above": 0.9, "reason": "no"}, {}, TextReading({"BAD": 0.91}), "block", "no"),
+        ({"above": 0.9}, {}, TextReading({"BAD": 0.9}), "pass", ""),
+        ({}, {}, TextReading(), "pass", ""),
+        ({"above": 0}, {}, TextReading({"BAD": 0.0}), "pass", ""),
+        ({"above": 0.9, "unsureAbove": 0.5}, {}, TextReading({"BAD": 0.6}), "abstain", ""),
+        ({"above": 0.9, "unsureAbove": 0.5}, {}, TextReading({"BAD": 0.5}), "pass", ""),
+        ({"above": 0.9, "unsureAbove": 0.5}, {"abstain": "Block"}, TextReading({"BAD": 0.6}), "block", "BAD"),
+        ({}, {}, TextReading({"BAD": 0.1}, complete=False), "block", NOT_READ),
+        ({}, {"incomplete": "Pass"}, TextReading({"BAD": 0.1}, complete=False), "pass", ""),
+        ({"reason": "no"}, {"incomplete": "Pass"}, TextReading({"BAD": 0.9}, complete=False), "block", "no"),
+        ({"action": "Report"}, {}, TextReading({"BAD": 0.9}), "pass", ""),
+        ({"action": "Mask"}, {}, TextReading({"BAD": 0.9}, [Span("BAD", 0.9, 0, 5)]), "mask", ""),
+        (
+            {"action": "Mask"},
+            {},
+            TextReading({"BAD": 0.9}, [Span("BAD", 0.9, 0, 5)], complete=False),
+            "block",
+            NOT_READ,
+        ),
+        ({"action": "Mask"}, {}, TextReading({"BAD": 0.4}, [Span("BAD", 0.4, 0, 5)]), "pass", ""),
     ],
 )
 def test_a_verdict_follows_from_scores_and_the_policy(
-    rule: dict[str, Any], more: dict[str, Any], reading: Reading, outcome: str, reason: str
+    rule: dict[str, Any], more: dict[str, Any], reading: TextReading, outcome: str, reason: str
 ) -> None:
     verdict = judge(policy_of({"BAD": rule}, **more), TEXT, reading)
 
@@ -94,11 +100,17 @@ def test_no_character_of_a_masked_span_is_left(text: str, drawn: list[tuple[int,
 
 
 def test_the_verdict_about_a_request_is_its_most_severe_one() -> None:
-    rising = [Outcome.PASS, Outcome.ABSTAIN, Outcome.MASK, Outcome.UNAVAILABLE, Outcome.BLOCK]
+    rising = [
+        VerdictOutcome.PASS,
+        VerdictOutcome.ABSTAIN,
+        VerdictOutcome.MASK,
+        VerdictOutcome.UNAVAILABLE,
+        VerdictOutcome.BLOCK,
+    ]
 
     for count in range(1, len(rising) + 1):
-        assert worst([Verdict(one) for one in rising[:count]]).outcome is rising[count - 1]
-    assert worst([]).outcome is Outcome.PASS
+        assert worst([RequestVerdict(one) for one in rising[:count]]).outcome is rising[count - 1]
+    assert worst([]).outcome is VerdictOutcome.PASS
 
 
 @pytest.mark.parametrize(
