@@ -28,7 +28,7 @@ from penstock.resources.core import (
 )
 from penstock.resources.endpoint_parts.exposure import Exposure
 from penstock.resources.endpoint_parts.guard import Guard
-from penstock.resources.endpoint_parts.guard_policy import GUARD_TASK_RULE
+from penstock.resources.endpoint_parts.guard_policy import GUARD_TASKS
 from penstock.resources.endpoint_parts.pod import Pod
 from penstock.resources.endpoint_parts.rollout import Gateway, GatewayMode, Rollout
 from penstock.resources.endpoint_parts.scaling import MOST_REPLICAS, Scaling
@@ -367,7 +367,13 @@ class ModelEndpointSpec(EndpointCore):
             f"serving.prompts are for {', '.join(PROMPT_TASKS)}, and task is {{task}}: remove serving.prompts",
             field_path=".serving",
         ),
-        GUARD_TASK_RULE,
+        Rule(
+            "!has(self.serving) || !has(self.serving.guardPolicy) || "
+            f"self.task in {[task.value for task in GUARD_TASKS]}",
+            lambda it: it.serving.guard_policy is None or it.task in GUARD_TASKS,
+            f"serving.guardPolicy is for {', '.join(GUARD_TASKS)}, and task is {{task}}: remove serving.guardPolicy",
+            field_path=".serving",
+        ),
         Rule(
             f"!has(self.serving) || !has(self.serving.caches) || self.task != '{TaskName.TEXT_GENERATION.value}'",
             lambda it: it.serving.caches is None or it.task is not TaskName.TEXT_GENERATION,

@@ -17,13 +17,6 @@ GUARD_TASKS = (
     TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION,
 )
 """The tasks of endpoints that may have a policy."""
-GUARD_TASK_RULE = Rule(
-    f"!has(self.serving) || !has(self.serving.guardPolicy) || self.task in {[task.value for task in GUARD_TASKS]}",
-    lambda it: it.serving.guard_policy is None or it.task in GUARD_TASKS,
-    f"serving.guardPolicy is for {', '.join(GUARD_TASKS)}, and task is {{task}}: remove serving.guardPolicy",
-    field_path=".serving",
-)
-"""Of the endpoint's spec."""
 
 
 class Category(StrEnum):
