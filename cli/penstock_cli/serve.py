@@ -172,7 +172,9 @@ class ServeSession:
     def status(self, named: NamedModel, grant: CoreGrant) -> ServerStatus:
         """The status of a server for the model."""
         prompts = self._endpoint.spec.serving.prompts if self._endpoint is not None else None
-        return ServerStatus(named.name, named.task, host=self._host, grant=grant, route_prompts=of_routes(prompts))
+        status = ServerStatus(named.name, named.task, host=self._host, grant=grant, route_prompts=of_routes(prompts))
+        status.guard_policy = self._endpoint.spec.serving.guard_policy if self._endpoint is not None else None
+        return status
 
     @property
     def settings(self) -> Settings:
