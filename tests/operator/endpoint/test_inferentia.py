@@ -11,15 +11,14 @@ import pytest
 from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.job_summary import Failure
-from penstock.resources.optimized_model import RESULT_FORMAT
+from penstock.resources.optimized_model import RESULT_FORMAT, SEARCH_REVISION
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_operator.endpoint.objects.deployment import Drain
-from penstock_operator.endpoint.replica_count import METRIC
 from penstock_operator.endpoint.snapshot import ReconcilePlan
 from penstock_operator.facts.findings import no
 from penstock_operator.facts.names import ARTEFACT
 from penstock_operator.facts.reasons import Reason
-from penstock_operator.facts.scaling import HPA, SCALED_OBJECT, DesiredScale
+from penstock_operator.facts.scaling import HPA, METRIC, SCALED_OBJECT, DesiredScale
 from penstock_operator.inferentia_settings import InferentiaSettings
 from penstock_optimizer.pod.pod_job import JobVariables
 from penstock_runtime.engines.neuron.device_errors import DeviceFailure, start_error
@@ -122,6 +121,7 @@ def test_the_devices_are_part_of_the_key_of_an_optimisation() -> None:
             "version": "0.2.0",
             "target": target,
             "format": RESULT_FORMAT,
+            "revision": SEARCH_REVISION,
         }
     assert len(names) == 2
 
