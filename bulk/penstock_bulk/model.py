@@ -78,7 +78,8 @@ class Model:
         self, artefact: Path, which: Which, threads: int | None, serving: Serving, arguments: Mapping[str, Any]
     ) -> None:
         self._artefact, self._which, self._threads, self._serving = artefact, which, threads, serving
-        self._arguments = arguments
+        self.arguments = arguments
+        """Of `load`."""
         self._session: RunningModel | None = None
         self._process = 0
 
@@ -191,7 +192,7 @@ class Model:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load_again, (dict(self._arguments),)
+        return _load_again, (dict(self.arguments),)
 
     def _all(
         self,
