@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,8 @@ VERSION = 1
 WINDOW_BYTES = 8 * 2**20
 """Rows that are computed and written together, by their bytes in the input: this bounds the memory."""
 SAMPLED_SHARDS = 8
+SAMPLED_ROWS = 512
+"""For an estimate, from all of these shards together."""
 READS_AT_ONCE = 16
 FORMS = ("parquet", "arrow", "jsonl")
 DTYPES = ("float32", "float16")
@@ -250,6 +251,12 @@ def require_plan(output: Folder) -> Plan:
     return plan
 
 
+def require_apart(address: str, output: Folder) -> None:
+    """PenstockError if the output is in the input, where it would become a part of it."""
+    if output.uri == _absolute(address).rstrip("/") or output.uri.startswith(f"{_absolute(address).rstrip('/')}/"):
+        raise PenstockError(f"{output.uri} is in the input {address}", remedy="Give another folder for the output")
+
+
 def require_same(before: Plan, now: Plan, output: Folder) -> None:
     """PlanMismatch if the work of an output is not this one: names what differs, with both values."""
     found = [
@@ -336,14 +343,18 @@ class Work:
         rows = dead = tokens = size = 0
         seconds = 0.0
         _ = self.calculation  # its time does not count
+        chosen = _evenly(len(plan.shards), SAMPLED_SHARDS)
         with closing(self._reader()) as reader:
-            for number in _evenly(len(plan.shards), SAMPLED_SHARDS):
-                for piece in islice(reader.pieces(self._shards[number]), 1):
-                    begun = time.monotonic()
-                    table, faults, counted = self._compute(piece)
-                    seconds += time.monotonic() - begun
-                    rows, tokens = rows + len(piece.inputs), tokens + counted
-                    dead, size = dead + len(faults), size + table.nbytes
+            for number in chosen:
+                some = list(_first(reader.pieces(self._shards[number]), SAMPLED_ROWS // len(chosen)))
+                if not some:
+                    continue
+                piece = Piece.merged(some)
+                begun = time.monotonic()
+                table, faults, counted = self._compute(piece)
+                seconds += time.monotonic() - begun
+                rows, tokens = rows + len(piece.inputs), tokens + counted
+                dead, size = dead + len(faults), size + table.nbytes
         rate, share = (rows / seconds, plan.rows / rows) if rows else (0.0, 0.0)
         return Estimate(
             rows=plan.rows, files=len(plan.files), shards=len(plan.shards), tokens=round(tokens * share),
@@ -433,8 +444,8 @@ class Work:
         return table.append_column(pa.field(name, column.type), column), faults, tokens
 
     def _write(self, folder: Path, number: int, attempt: int, windows: Iterator[Piece], report: _Reporter) -> int:
-        """Compute rows of a shard, and write dead letters, state and part in this order. The rows with a result: where a
-        further attempt has none, nothing is written."""
+        """Compute rows of a shard, and write dead letters, state and part in this order. The number of rows with a
+        result: if a further attempt has none, nothing is written."""
         plan, output = self._plan, self._output
         part = plan.part(number, attempt)
         fields = [*plan.schema, pa.field(plan.options["column"], self.calculation.type)]
@@ -563,6 +574,15 @@ def _selected(pieces: Iterable[Piece], wanted: Callable[[tuple[int, int]], bool]
         positions = [at for at, origin in enumerate(piece.origins) if wanted(origin)]
         if positions:
             yield piece.only(positions)
+
+
+def _first(pieces: Iterable[Piece], rows: int) -> Iterator[Piece]:
+    """The first rows."""
+    for piece in pieces:
+        yield piece.only(range(min(rows, len(piece.inputs))))
+        rows -= len(piece.inputs)
+        if rows <= 0:
+            return
 
 
 def _windows(pieces: Iterable[Piece]) -> Iterator[Piece]:

@@ -183,8 +183,8 @@ def _is_hidden(name: str) -> bool:
 def plan_rows(
     source: Input, columns: Columns, shard_rows: int, on_scan: OnScan = lambda _done, _all: None
 ) -> tuple[list[Shard], Any, tuple[str, ...]]:
-    """The shards, the schema of the kept columns, and the input columns. Rows are counted: JSON lines, CSV and texts are
-    read once for it.
+    """The shards, the schema of the kept columns, and the input columns. JSON lines, CSV and texts are read once, to
+    count their rows.
 
     PenstockError for a column that is not there or has another type.
     """

@@ -162,6 +162,7 @@ class LocalFolder:
         """See `Folder`."""
         target = self.path / name
         with self._errors():
+            target.parent.mkdir(exist_ok=True)
             source = self._written(target, content)
             _sync(source)
             source.replace(target)

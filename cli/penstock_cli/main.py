@@ -139,6 +139,11 @@ COMMANDS = {
     "serve": "Serve a model: fp32 at once, the optimised plan when it is found.",
     "optimize": "Make the artefact only: model, evidence, report.",
     "bench": "Measure an endpoint: cores x lengths x batches.",
+    "embed": "Embed a corpus: files of texts to files with vectors.",
+    "classify": "Classify the texts of a corpus.",
+    "rerank": "Rank the documents of each query of a corpus.",
+    "generate": "Continue each prompt of a corpus.",
+    "bulk": "Show, verify and complete the output of the four commands before.",
     "plan": "Compare hardware for an endpoint: latency, replicas, cost.",
     "ledger": "List and remove the predictions of plans that were measured.",
     "simulate": "Replay load against autoscalers: ours, HPA, KEDA, Knative's.",
@@ -156,11 +161,12 @@ COMMANDS = {
 `penstock --help` imports none of these modules, and no engine."""
 FOLDERS = {
     **dict.fromkeys(("status", "why", "top", "report", "convert"), "cluster."),
+    **dict.fromkeys(("embed", "classify", "rerank", "generate", "bulk"), "bulk."),
     "plan": "planning.",
     "ledger": "planning.",
 }
 """Commands with their modules in a folder."""
-HEAVY = frozenset({"serve", "optimize", "bench"})
+HEAVY = frozenset({"serve", "optimize", "bench", "embed", "classify", "rerank", "generate", "bulk"})
 """Commands that run models."""
 
 
