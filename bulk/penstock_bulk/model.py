@@ -128,7 +128,7 @@ class Model:
 
     def embed_arrow(self, table: Any, *, text: str = "text", vector: str = "vector", **options: Any) -> Any:
         """A pyarrow Table or RecordBatch with a column of vectors behind its own, a FixedSizeList of float32, which is
-        null where a text was refused. `text`: the column of texts; `options`: as of `embed`. Needs the extra `index`."""
+        null where a text was refused. `text`: column of texts; `options`: as of `embed`. Needs the extra `index`."""
         from penstock_bulk.arrow import with_vectors
 
         return with_vectors(table, text, vector, lambda texts: self.embed(texts, on_error="null", **options)[0])
