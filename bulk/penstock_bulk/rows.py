@@ -265,6 +265,8 @@ class Reader:
         self._file: BinaryIO | None = None
         self._next: tuple[int, int] = (-1, 0)
         self._batches: Iterator[Any] = iter(())
+        self._rest: Any = None
+        """Of a batch that the last shard has read in part."""
 
     def pieces(self, shard: Shard) -> Iterator[Piece]:
         """The rows of a shard, PIECE_ROWS at most at a time."""
@@ -276,7 +278,7 @@ class Reader:
 
     def close(self) -> None:
         """Close the open file."""
-        self._batches = iter(())
+        self._batches, self._rest = iter(()), None
         if self._arrow is not None:
             self._arrow.close()
         if self._file is not None:
@@ -293,20 +295,20 @@ class Reader:
             self._batches = self._arrow.batches(part.row, names)
         row, end = part.row, part.row + part.rows
         try:
-            for batch in self._batches:
+            while row < end and (batch := self._next_batch()) is not None:
                 rest = batch.slice(end - row)
-                batch = batch.slice(0, end - row)  # noqa: PLW2901 - what belongs to this shard
-                yield self._piece(batch, part.file, row)
-                row += batch.num_rows
-                if rest.num_rows:
-                    self._batches = _chain(rest, self._batches)
-                if row == end:
-                    break
+                self._rest = rest if rest.num_rows else None
+                yield self._piece(batch.slice(0, end - row), part.file, row)
+                row += batch.num_rows - rest.num_rows
         except pa.ArrowException as error:
             raise _unreadable(self._source.files[part.file].name, error) from error
         if row != end:
             raise _changed(self._source.files[part.file].name)
         self._next = (part.file, end)
+
+    def _next_batch(self) -> Any:
+        batch, self._rest = self._rest, None
+        return next(self._batches, None) if batch is None else batch
 
     def _piece(self, batch: Any, file: int, row: int) -> Piece:
         faults: dict[int, Fault] = {}
@@ -334,11 +336,6 @@ class Reader:
                 row, position = row + len(found), found[-1][0]
         if row != part.row + part.rows:
             raise _changed(file.name)
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def _rows(columns: Sequence[list[Any]]) -> list[Any]:

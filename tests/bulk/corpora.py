@@ -55,7 +55,7 @@ def load(folder: Path, task: TaskName = TaskName.FEATURE_EXTRACTION, threads: in
     )
 
 
-def planned(source: Path, output: Path | str, model: penstock.Model, **options: Any) -> tuple[Plan, Folder, Work]:
+def planned(source: Path | str, output: Path | str, model: penstock.Model, **options: Any) -> tuple[Plan, Folder, Work]:
     """Work that embeds, unless the options name another task."""
     asked = Options(**{"task": "embed", "shard_rows": 40, **options})
     folder = open_folder(str(output))

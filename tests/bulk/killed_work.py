@@ -1,9 +1,10 @@
 """A program for tests: does bulk work in child processes that kill themselves at given points, until it is complete.
 
-    python -m tests.bulk.killed_work SOURCE FOLDER SEED KILLS OUTPUTS
+    python -m tests.bulk.killed_work SOURCE FOLDER SEED KILLS
 
-A point is the number of a call of a Python function, or of an operation on files (an audit event), of the child's main
-thread: uniform over all of them in undisturbed work. It prints one JSON object: the outputs, and where each kill was.
+A point is the number of a call of one of our functions, or of an operation on files (an audit event), of the child's
+main thread: uniform over all of them in undisturbed work. A killed child is followed by one that goes on with its
+output, which is killed too, or completes it. It prints one JSON object: the number of outputs, and where each kill was.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from types import FrameType
 from typing import Any
 
 import onnxruntime  # noqa: F401 - imported once, for all children
+import pyarrow.compute
+import pyarrow.parquet  # noqa: F401
 
 import penstock_optimizer.optimise  # noqa: F401
 from tests.bulk.corpora import load, planned
@@ -40,7 +43,7 @@ class Points:
             sys.setprofile(self._call)
 
     def _call(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call":
+        if event == "call" and "penstock" in frame.f_code.co_filename:
             self._next(frame.f_code.co_qualname)
 
     def _audit(self, event: str, _: Any) -> None:
@@ -77,24 +80,21 @@ def child(source: Path, folder: Path, output: Path, points: Points) -> tuple[int
 def main() -> None:
     """Entry point."""
     source, folder = map(Path, sys.argv[1:3])
-    seed, kills, outputs = map(int, sys.argv[3:])
+    seed, kills = map(int, sys.argv[3:])
     draw = random.Random(seed)
     of = {kind: int(child(source, folder, folder / f"whole-{kind}", Points(kind, 0))[1]) for kind in ("files", "calls")}
     killed: list[str] = []
-    for number in range(outputs):
-        output = folder / f"out-{number}"
-        left = kills // outputs
-        while left:
-            kind = draw.choice(("files", "calls"))
-            status, name = child(source, folder, output, Points(kind, draw.randint(1, of[kind])))
-            if status == 0:  # work that goes on has fewer points
-                break
-            assert status == signal.SIGKILL, (status, name)
-            killed.append(name)
-            left -= 1
-        status, name = child(source, folder, output, Points("files", 0))
-        assert status == 0, (status, name)
-    print(json.dumps({"killed": killed, "points": of}))
+    outputs, complete = 0, False
+    while len(killed) < kills or not complete:
+        kind = draw.choice(("files", "calls"))
+        # Work that goes on has fewer points, and may be complete before.
+        last = draw.randint(1, of[kind]) if len(killed) < kills else 0
+        status, name = child(source, folder, folder / f"out-{outputs}", Points(kind, last))
+        assert status in {0, signal.SIGKILL}, (status, name)
+        complete = status == 0
+        outputs += complete
+        killed += [] if complete else [name]
+    print(json.dumps({"killed": killed, "points": of, "outputs": outputs}))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from penstock_bulk.corpus import PlanMismatch, make_plan, require_apart, require
 from penstock_bulk.storage import open_folder
 from tests.bulk.corpora import contents, letters, load, planned, rows, texts, write_lines, write_parquet
 
+pytestmark = pytest.mark.slow
+
 ROWS = rows(150)
 
 

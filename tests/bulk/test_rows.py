@@ -143,7 +143,7 @@ def test_types_of_json_columns_are_those_that_fit_all_rows(tmp_path: Path) -> No
 
 BAD: list[tuple[str, bytes, dict[int, str]]] = [
     ("a.jsonl", b'{"text": "a"}\nnot json\n["list"]\n{"text": "b"}', {1: "json", 2: "json"}),
-    ("a.jsonl", b'{"text": "\\ud800"}', {0: "json"}),
+    ("a.jsonl", b'{"text": "\\ud800"}\n{"text": "a"}', {0: "json"}),
     ("a.jsonl", b'{"text": "' + b"x" * 2000 + b'"}\n{"text": "b"}\n', {0: "too_large"}),
     ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', {1: "json"}),
     ("a.csv", b"text,b\nx,1\ny\nz,2,3\nw,4\n", {1: "csv", 2: "csv"}),
