@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -18,37 +18,37 @@ from penstock_bulk.storage import Folder, StoredFile, write_errors
 @contextmanager
 def writing(path: Path, form: str, schema: Any) -> Iterator[Callable[[Any], None]]:
     """A function that appends a table to a new file, which is whole when the block has ended."""
-    with ExitStack() as open_files:
+    with write_errors(path.parent):
+        file = path.open("wb")
+    try:
         with write_errors(path.parent):
-            file = open_files.enter_context(path.open("wb"))
-            if form == "parquet":
-                from pyarrow import parquet
+            writer = _Lines(file) if form == "jsonl" else _arrow_writer(file, form, schema)
 
-                # Vectors are random numbers: dictionaries, statistics and compression cost time and save nothing.
-                writer = parquet.ParquetWriter(
-                    file, schema, use_dictionary=False, compression="none", write_statistics=False
-                )
-                write, end = writer.write_table, writer.close
-            elif form == "arrow":
-                writer = pa.ipc.new_file(file, schema)
-                write, end = writer.write_table, writer.close
-            else:
-                write, end = (lambda table: file.writelines(_lines(table))), (lambda: None)
-
-        def guarded(table: Any) -> None:
+        def write(table: Any) -> None:
             with write_errors(path.parent):
-                write(table.cast(schema))
+                writer.write_table(table.cast(schema))
 
         try:
-            yield guarded
+            yield write
             with write_errors(path.parent):
-                end()
-                file.flush()
+                writer.close()
+                file.close()
         except BaseException:
-            if form == "parquet":
-                # Otherwise it would be finished when its memory is freed.
-                writer.is_open = False
+            # pyarrow would finish the file when its memory is freed.
+            writer.is_open = False
             raise
+    finally:
+        with suppress(OSError):  # of the rest of a file that an error has ended
+            file.close()
+
+
+def _arrow_writer(file: BinaryIO, form: str, schema: Any) -> Any:
+    if form == "arrow":
+        return pa.ipc.new_file(file, schema)
+    from pyarrow import parquet
+
+    # Vectors are random numbers: dictionaries, statistics and compression cost time and save nothing.
+    return parquet.ParquetWriter(file, schema, use_dictionary=False, compression="none", write_statistics=False)
 
 
 def read_results(output: Folder, part: StoredFile, name: str, kind: Any) -> Any:
@@ -63,6 +63,22 @@ def read_results(output: Folder, part: StoredFile, name: str, kind: Any) -> Any:
         else:
             return pa.array([orjson.loads(line)[name] for line in file], kind)
     return pa.chunked_array(column.chunks, kind).combine_chunks()
+
+
+class _Lines:
+    """Writes tables as JSON lines."""
+
+    is_open = True
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write_table(self, table: Any) -> None:
+        """Append rows."""
+        self._file.writelines(_lines(table))
+
+    def close(self) -> None:
+        """Nothing is left to write."""
 
 
 def _lines(table: Any) -> Iterator[bytes]:

@@ -14,14 +14,14 @@ from pyarrow import parquet
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 500.0
-PAYLOAD_BYTES = 20_000
+PAYLOAD_BYTES = 10_000
 PROGRAM = """
 import sys
 from pathlib import Path
 from tests.bulk.corpora import load, planned
 folder = Path(sys.argv[1])
 with load(folder / "models") as model:
-    plan, _, work = planned(folder / sys.argv[2], folder / f"out-{sys.argv[2]}", model, shard_rows=2000)
+    plan, _, work = planned(folder / sys.argv[2], folder / f"out-{sys.argv[2]}", model, shard_rows=700)
     assert work.run().rows == plan.rows
 # Not getrusage: its peak includes the process that started this one.
 print(next(int(line.split()[1]) / 1024 for line in Path("/proc/self/status").open() if line.startswith("VmHWM")))
@@ -47,7 +47,7 @@ def write(path: Path, count: int) -> None:
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_peak_memory_is_the_same_for_a_larger_input(suffix: str, tmp_path: Path) -> None:
     peaks = {}
-    for count in (2_000, 12_000):  # 40 and 240 MB
+    for count in (8_000, 24_000):  # 80 and 240 MB
         name = f"{count}.{suffix}"
         write(tmp_path / name, count)
         done = subprocess.run(
@@ -58,4 +58,4 @@ def test_peak_memory_is_the_same_for_a_larger_input(suffix: str, tmp_path: Path)
         peaks[count] = float(done.stdout)
     print(suffix, peaks)
 
-    assert peaks[12_000] < 1.1 * peaks[2_000], peaks
+    assert peaks[24_000] < 1.1 * peaks[8_000], peaks
