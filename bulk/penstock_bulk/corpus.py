@@ -226,7 +226,7 @@ def _absolute(address: str) -> str:
 def _reference(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What `penstock.load` is called with, from any folder."""
     paths = {name: _absolute(arguments[name]) for name in ("reference", "store", "models") if arguments[name]}
-    return {"task": arguments["task"], "plan": arguments["plan"], **paths}
+    return {**{name: arguments[name] for name in ("task", "plan", "threads")}, **paths}
 
 
 def stored_plan(output: Folder) -> Plan | None:
@@ -276,7 +276,7 @@ def require_same(before: Plan, now: Plan, output: Folder) -> None:
         more = f" (and {len(found) - 3} more)" if found[3:] else ""
         raise PlanMismatch(
             f"{output.uri} has the results of other work: {what}{more}",
-            remedy="Give the same model, options and input, or another output",
+            remedy="Give the same model, --cores, options and input, or another output",
         )
 
 
@@ -400,9 +400,11 @@ class Work:
         if first != state["rows"]:
             return [f"{name}it has {state['rows']} rows, and the input {first} for it"]
         piece = Piece.merged(picked)
-        stored = read_results(self._output, part, plan.options["column"], self.calculation.type).take(
-            pa.array(positions)
-        )
+        column = plan.options["column"]
+        try:
+            stored = read_results(self._output, part, column, self.calculation.type).take(pa.array(positions))
+        except (pa.ArrowException, LookupError, ValueError, OSError) as error:
+            return [f"{name}it cannot be read ({error})"]
         results, faults, _ = self.calculation.results(piece.inputs)
         different = []
         for at, position in enumerate(positions):

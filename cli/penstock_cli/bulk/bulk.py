@@ -17,7 +17,6 @@ from penstock_cli.terminal import fact, facts, paced
 SHOWN = 10
 """Differences that are printed."""
 
-cores_option = click.option("--cores", type=click.IntRange(min=1), help="Physical cores. Default: all.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 
 
@@ -48,9 +47,8 @@ def status(output: str, *, as_json: bool) -> None:
 @command.command(short_help="Compute rows again, and compare bits.")
 @click.argument("output", metavar="OUT")
 @click.option("--sample", type=click.IntRange(min=1), default=200, show_default=True, help="Rows to compute again.")
-@cores_option
 @json_option
-def verify(output: str, sample: int, cores: int | None, *, as_json: bool) -> None:
+def verify(output: str, sample: int, *, as_json: bool) -> None:
     """Compare the digests of all files of OUT, and compute rows of some of them again from the input.
 
     The exit status is 1 if a file has changed or a row has other bits.
@@ -61,7 +59,7 @@ def verify(output: str, sample: int, cores: int | None, *, as_json: bool) -> Non
     folder = open_folder(output)
     plan = require_plan(folder)
     say = _saying("verify", quiet=as_json)
-    with interruptible(quiet=as_json), require_model(plan, cores, say) as model:
+    with interruptible(quiet=as_json), require_model(plan, say) as model:
         found = Work(plan, folder, model).verify(sample, lambda done, of: say(f"{done:,}/{of:,} rows"))
     if as_json:
         click.echo(json.dumps(asdict(found), indent=2))
@@ -86,9 +84,8 @@ def verify(output: str, sample: int, cores: int | None, *, as_json: bool) -> Non
 
 @command.command(short_help="Compute dead letters again.")
 @click.argument("output", metavar="OUT")
-@cores_option
 @json_option
-def retry(output: str, cores: int | None, *, as_json: bool) -> None:
+def retry(output: str, *, as_json: bool) -> None:
     """Compute the rows without a result again, from the input as it is now, and add files with those that have one.
 
     Rows of the input may have been corrected where they are; none may have been added or taken out.
@@ -99,7 +96,7 @@ def retry(output: str, cores: int | None, *, as_json: bool) -> None:
     folder = open_folder(output)
     plan = require_plan(folder)
     say = _saying("model", quiet=as_json)
-    with interruptible(quiet=as_json), require_model(plan, cores, say) as model, View(quiet=as_json) as view:
+    with interruptible(quiet=as_json), require_model(plan, say) as model, View(quiet=as_json) as view:
         recovered, totals = Work(plan, folder, model).retry(view)
     if not as_json:
         fact("retried", f"{recovered:,} rows have a result now")

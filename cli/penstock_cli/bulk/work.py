@@ -297,11 +297,11 @@ def totals_rows(totals: Totals, output: str) -> list[tuple[str, str]]:
     return [*lines, ("state", "complete" if totals.complete else "not complete: the same command goes on from there")]
 
 
-def require_model(plan: Any, cores: int | None, say: Callable[[str], None]) -> Any:
+def require_model(plan: Any, say: Callable[[str], None]) -> Any:
     """The model of a plan. PenstockError if it has another identity than the one that has written the output."""
     import penstock
 
-    model = penstock.load(**plan.model, threads=cores, on_progress=say)
+    model = penstock.load(**plan.model, on_progress=say)
     now = asdict(model.identity)
     different = [name for name in ("artefact", "space", "which", "isa") if now[name] != plan.identity[name]]
     if different:
