@@ -10,6 +10,8 @@ import numpy as np
 from penstock.errors import MissingPackage, PenstockError
 from penstock_runtime.rows import Float
 
+__all__ = ["pa", "vector_column", "with_vectors"]
+
 try:
     import pyarrow as pa
 except ImportError as missing:

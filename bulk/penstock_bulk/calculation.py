@@ -12,7 +12,7 @@ import orjson
 from penstock.errors import PenstockError
 from penstock.tasks import TaskName
 from penstock_bulk.arrow import pa
-from penstock_bulk.rows import Fault
+from penstock_bulk.records import Fault
 from penstock_bulk.session import RunningModel
 from penstock_runtime.rows import Float
 
@@ -69,7 +69,7 @@ class Calculation:
 
         PenstockError if the model fails on every row, which is no fault of the rows.
         """
-        faults = {row: found for row, value in enumerate(rows) if (found := self._fault(value)) is not None}
+        faults = {row: fault for row, value in enumerate(rows) if (fault := self._fault(value)) is not None}
         good = [row for row in range(len(rows)) if row not in faults]
         chosen = [rows[row] for row in good]
         found, wrong, tokens = self._ranked(chosen) if self._task == "rerank" else self._answers(chosen, list)
@@ -128,9 +128,9 @@ class Calculation:
         start = 0
         for row, texts in enumerate(documents):
             found = scores[start : start + len(texts)]
-            fault = next((wrong[start + at] for at in range(len(texts)) if start + at in wrong), None)
-            if fault is not None:
-                faults[row] = fault
+            of_row = next((wrong[start + at] for at in range(len(texts)) if start + at in wrong), None)
+            if of_row is not None:
+                faults[row] = of_row
                 results.append(None)
             else:
                 order = sorted(range(len(found)), key=lambda at: (-found[at], at))[: self._top]

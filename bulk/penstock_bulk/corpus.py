@@ -7,113 +7,35 @@ docs/reference/bulk-output.md has the layout.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from penstock.errors import PenstockError
-from penstock.vector_space import digest_of_json
 from penstock_bulk.arrow import pa
-from penstock_bulk.calculation import TASKS, TEXT_COLUMNS, Calculation, bytes_of, parameters_of
+from penstock_bulk.calculation import TASKS, Calculation, bytes_of, parameters_of
 from penstock_bulk.model import Model
 from penstock_bulk.parts import read_results, writing
-from penstock_bulk.rows import Columns, Fault, Input, OnScan, Piece, Reader, Shard, Slice, open_input, plan_rows
-from penstock_bulk.storage import Folder, StoredFile
+from penstock_bulk.plans import PLAN, VERSION, Plan, listing, require_plan
+from penstock_bulk.records import Columns, Fault
+from penstock_bulk.rows import Piece, Reader, open_input, plan_rows
+from penstock_bulk.storage import READ_BYTES, Folder, StoredFile
 
-PLAN, MANIFEST, SUCCESS = "_plan.json", "_manifest.json", "_SUCCESS"
+MANIFEST, SUCCESS = "_manifest.json", "_SUCCESS"
 STATE, DEAD = "_state", "_dead"
-VERSION = 1
 WINDOW_BYTES = 8 * 2**20
 """Rows that are computed and written together, by their bytes in the input: this bounds the memory."""
 SAMPLED_SHARDS = 8
 SAMPLED_ROWS = 512
 """For an estimate, from all of these shards together."""
 READS_AT_ONCE = 16
-FORMS = ("parquet", "arrow", "jsonl")
-DTYPES = ("float32", "float16")
-
-
-class PlanMismatch(PenstockError):
-    """The output belongs to other work."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the result depends on, besides model and input."""
-
-    task: str
-    inputs: tuple[str, ...] = ()
-    """Columns that the model reads; empty: the first of TEXT_COLUMNS."""
-    keep: tuple[str, ...] | None = None
-    """Columns of the input in the output; None: all."""
-    id_column: str = ""
-    """Named in dead letters."""
-    column: str = ""
-    """Name of the result; empty: the task's."""
-    form: str = FORMS[0]
-    dtype: str = DTYPES[0]
-    shard_rows: int = 0
-    """0: the task's."""
-    top: int | None = None
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Plan(BaseModel):
-    """`_plan.json`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    version: int
-    input: str
-    """Its address, and `model` what `penstock.load` is called with: for `verify` and `retry`."""
-    model: dict[str, Any]
-    identity: dict[str, Any]
-    options: dict[str, Any]
-    columns: list[str]
-    """That the model reads."""
-    files: list[tuple[str, int, str]]
-    """Name, bytes, version."""
-    arrow_schema: str
-    """Of the kept columns, as Arrow writes it, in base64."""
-    shards: list[list[tuple[int, int, int, int, int]]]
-    """For each its slices: file, first row, rows, bytes from, bytes to."""
-
-    @property
-    def digest(self) -> str:
-        """sha256 of what decides the result, hexadecimal."""
-        return digest_of_json(self.model_dump(mode="json", exclude={"input", "model"}))
-
-    @property
-    def rows(self) -> int:
-        """Of the input."""
-        return sum(piece[2] for shard in self.shards for piece in shard)
-
-    @property
-    def schema(self) -> Any:
-        """Pyarrow schema of the kept columns."""
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.arrow_schema)))
-
-    def shard(self, number: int) -> Shard:
-        """The slices of a shard."""
-        return tuple(Slice(*one) for one in self.shards[number])
-
-    def rows_of(self, number: int) -> int:
-        """Rows of a shard."""
-        return sum(one[2] for one in self.shards[number])
-
-    def part(self, number: int, attempt: int = 0) -> str:
-        """The file of a shard, or of an attempt to compute its dead letters again."""
-        again = f"-retry{attempt:03}" if attempt else ""
-        return f"part-{number:08}-{self.digest[:8]}{again}.{self.options['form']}"
 
 
 @dataclass(frozen=True)
@@ -179,110 +101,6 @@ class Verified:
     rows: int
     different: tuple[str, ...]
     """Files and rows, or parts, that differ."""
-
-
-def make_plan(
-    address: str, model: Model, options: Options, on_scan: OnScan = lambda _done, _all: None, before: Plan | None = None
-) -> Plan:
-    """The plan of the work. `before`: one of which the shards are taken if its files are the same. PenstockError."""
-    task, source = TASKS[options.task], open_input(address)
-    files = _listing(source)
-    options = replace(options, column=options.column or task.column, shard_rows=options.shard_rows or task.shard_rows)
-    identity = asdict(model.identity)
-    if model.identity.fields is not None:
-        identity["fields"] = model.identity.fields.model_dump(mode="json")
-    if before is not None and before.files == files:
-        cut = {"columns": before.columns, "arrow_schema": before.arrow_schema, "shards": before.shards}
-    else:
-        candidates = (options.inputs,) if options.inputs else tuple((name,) for name in TEXT_COLUMNS)
-        shards, schema, inputs = plan_rows(source, Columns(candidates, options.keep), options.shard_rows, on_scan)
-        if options.column in schema.names:
-            raise PenstockError(
-                f"the input has a column {options.column}, which is the name of the result",
-                remedy="Give the result another name with --column, or name the columns to keep with --keep",
-            )
-        if options.id_column and options.id_column not in schema.names:
-            raise PenstockError(
-                f"the column of ids, {options.id_column}, is not kept", remedy="Name it in --keep as well"
-            )
-        cut = {
-            "columns": list(inputs), "shards": [[tuple(one) for one in shard] for shard in shards],
-            "arrow_schema": base64.b64encode(schema.serialize().to_pybytes()).decode(),
-        }  # fmt: skip
-    return Plan(
-        version=VERSION, input=_absolute(address), model=_reference(model.arguments), identity=identity, files=files,
-        options=orjson.loads(orjson.dumps(asdict(options))), **cut,
-    )  # fmt: skip
-
-
-def _listing(source: Input) -> list[tuple[str, int, str]]:
-    return [(one.name, one.size, one.version) for one in source.files]
-
-
-def _absolute(address: str) -> str:
-    return address if "://" in address else str(Path(address).expanduser().absolute())
-
-
-def _reference(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What `penstock.load` is called with, from any folder."""
-    paths = {name: _absolute(arguments[name]) for name in ("reference", "store", "models") if arguments[name]}
-    return {**{name: arguments[name] for name in ("task", "plan", "threads")}, **paths}
-
-
-def stored_plan(output: Folder) -> Plan | None:
-    """The plan of an output; None if it has none. PenstockError for one that this version does not read."""
-    content = output.read(PLAN)
-    if content is None:
-        return None
-    try:
-        return Plan.model_validate_json(content)
-    except ValidationError as error:
-        raise PenstockError(
-            f"{output.uri}/{PLAN} is not a plan that this version reads ({error.error_count()} errors)",
-            remedy="Use the version of penstock that has written it, or another output",
-        ) from error
-
-
-def require_plan(output: Folder) -> Plan:
-    """The plan of an output. PenstockError if it has none."""
-    plan = stored_plan(output)
-    if plan is None:
-        raise PenstockError(f"{output.uri} has no {PLAN}: it is no output", remedy="Give the OUT of penstock embed")
-    return plan
-
-
-def require_apart(address: str, output: Folder) -> None:
-    """PenstockError if the output is in the input, where it would become a part of it."""
-    if output.uri == _absolute(address).rstrip("/") or output.uri.startswith(f"{_absolute(address).rstrip('/')}/"):
-        raise PenstockError(f"{output.uri} is in the input {address}", remedy="Give another folder for the output")
-
-
-def require_same(before: Plan, now: Plan, output: Folder) -> None:
-    """PlanMismatch if the work of an output is not this one: names what differs, with both values."""
-    found = [
-        (name, left.get(name), right.get(name))
-        for left, right in ((before.identity, now.identity), (before.options, now.options))
-        for name in dict.fromkeys((*left, *right))
-        if left.get(name) != right.get(name)
-    ]
-    files = [{name: f"{size} bytes, version {version}" for name, size, version in one.files} for one in (before, now)]
-    found += [
-        (name, files[0].get(name, "absent"), files[1].get(name, "absent"))
-        for name in sorted({*files[0], *files[1]})
-        if files[0].get(name) != files[1].get(name)
-    ]
-    if found:
-        what = "; ".join(f"{name} is {_shown(left)} there, and {_shown(right)} now" for name, left, right in found[:3])
-        more = f" (and {len(found) - 3} more)" if found[3:] else ""
-        raise PlanMismatch(
-            f"{output.uri} has the results of other work: {what}{more}",
-            remedy="Give the same model, --cores, options and input, or another output",
-        )
-
-
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else orjson.dumps(value).decode()
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 class Work:
@@ -387,7 +205,7 @@ class Work:
         """The rows at these positions of a part whose results are not the stored ones."""
         number, attempt, plan = state["shard"], state["attempt"], self._plan
         dead = _dead_rows(self._output, number, attempt, plan)
-        tried = _dead_rows(self._output, number, attempt - 1, plan) if attempt else None
+        tried = _dead_rows(self._output, number, attempt - 1, plan) if attempt else set()
         live = _selected(
             reader.pieces(self._shards[number]), lambda one: one not in dead and (not attempt or one in tried)
         )
@@ -419,7 +237,7 @@ class Work:
     def _follow_changes(self) -> None:
         """Find the rows of files that were corrected after the work. PenstockError if they have others in number."""
         plan, source = self._plan, self._source
-        if _listing(source) == plan.files:
+        if listing(source) == plan.files:
             return
         columns = Columns((tuple(plan.columns),), tuple(plan.schema.names))
         shards = plan_rows(source, columns, plan.options["shard_rows"])[0]
@@ -608,5 +426,8 @@ def _evenly(count: int, most: int) -> list[int]:
 
 
 def _sha256(output: Folder, file: StoredFile) -> str:
+    digest = hashlib.sha256()
     with output.open(file) as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+        while chunk := opened.read(READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from penstock_bulk.arrow import pa
-from penstock_bulk.rows import JSON
+from penstock_bulk.records import JSON
 from penstock_bulk.storage import Folder, StoredFile, write_errors
 
 

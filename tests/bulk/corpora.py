@@ -12,7 +12,8 @@ from pyarrow import parquet
 
 import penstock
 from penstock.tasks import TaskName
-from penstock_bulk.corpus import Options, Plan, Work, make_plan
+from penstock_bulk.corpus import Work
+from penstock_bulk.plans import Options, Plan, make_plan
 from penstock_bulk.storage import Folder, open_folder
 from tests.golden.models import BERT, Sizes, write_model
 

@@ -17,7 +17,8 @@ import penstock
 from penstock.errors import HostError, PenstockError
 from penstock.tasks import TaskName
 from penstock_bulk import corpus
-from penstock_bulk.corpus import PlanMismatch, make_plan, require_apart, require_plan, require_same, totals
+from penstock_bulk.corpus import totals
+from penstock_bulk.plans import Options, Plan, PlanMismatch, make_plan, require_apart, require_plan, require_same
 from penstock_bulk.storage import open_folder
 from tests.bulk.corpora import contents, letters, load, planned, rows, texts, write_lines, write_parquet
 
@@ -150,7 +151,7 @@ def test_rows_that_were_corrected_have_a_result_after_another_attempt(model: pen
         work_of(plan, tmp_path / "out", model).retry()
 
 
-def work_of(plan: corpus.Plan, output: Path, model: penstock.Model) -> corpus.Work:
+def work_of(plan: Plan, output: Path, model: penstock.Model) -> corpus.Work:
     return corpus.Work(plan, open_folder(str(output)), model)
 
 
@@ -220,7 +221,7 @@ def test_the_plan_of_an_output_is_used_without_counting_rows_again(model: pensto
     def count(_done: int, _of: int) -> None:
         pytest.fail("the input was read")
 
-    asked = corpus.Options(task="embed", shard_rows=40)
+    asked = Options(task="embed", shard_rows=40)
     assert make_plan(str(source), model, asked, count, before) == before
 
 
@@ -287,7 +288,7 @@ def test_documents_are_ranked_and_a_row_with_a_bad_one_is_a_dead_letter(folder: 
     for at, row in ((0, 0), (-1, 29)):
         best = np.argsort(-scores[row], kind="stable")[:2]
         assert [one["index"] for one in found[at]["ranking"]] == best.tolist()
-        assert np.float32([one["score"] for one in found[at]["ranking"]]).tolist() == scores[row][best].tolist()
+        assert [np.float32(one["score"]) for one in found[at]["ranking"]] == list(scores[row][best])
 
 
 def test_an_estimate_counts_all_rows_and_writes_nothing(model: penstock.Model, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 import penstock
 from penstock.errors import StoreAccessDenied, StoreError
-from penstock_bulk.corpus import Work, require_plan, totals
+from penstock_bulk.corpus import Work, totals
+from penstock_bulk.plans import require_plan
 from penstock_bulk.storage import open_folder
 from penstock_runtime import remote
 from tests.bulk.corpora import contents, load, planned, rows, write_lines, write_parquet

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from penstock.errors import PenstockError
-from penstock_bulk import rows
-from penstock_bulk.rows import Columns, Piece, Reader, open_input, plan_rows
+from penstock_bulk import records
+from penstock_bulk.records import Columns
+from penstock_bulk.rows import Piece, Reader, open_input, plan_rows
 from tests.examples import examples
 
 TEXT = Columns((("text",),), None)
@@ -159,7 +160,7 @@ BAD: list[tuple[str, bytes, dict[int, str]]] = [
 def test_what_cannot_be_read_is_a_fault_of_its_row(
     name: str, content: bytes, faults: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "MOST_RECORD_BYTES", 1000)
+    monkeypatch.setattr(records, "MOST_RECORD_BYTES", 1000)
     (tmp_path / name).write_bytes(content)
 
     piece = Piece.merged(read_all(tmp_path, 2))

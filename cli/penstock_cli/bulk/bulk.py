@@ -53,7 +53,8 @@ def verify(output: str, sample: int, *, as_json: bool) -> None:
 
     The exit status is 1 if a file has changed or a row has other bits.
     """
-    from penstock_bulk.corpus import Work, require_plan
+    from penstock_bulk.corpus import Work
+    from penstock_bulk.plans import require_plan
     from penstock_bulk.storage import open_folder
 
     folder = open_folder(output)
@@ -90,7 +91,8 @@ def retry(output: str, *, as_json: bool) -> None:
 
     Rows of the input may have been corrected where they are; none may have been added or taken out.
     """
-    from penstock_bulk.corpus import Work, require_plan
+    from penstock_bulk.corpus import Work
+    from penstock_bulk.plans import require_plan
     from penstock_bulk.storage import open_folder
 
     folder = open_folder(output)

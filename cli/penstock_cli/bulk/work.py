@@ -120,7 +120,8 @@ def work(task: str, inputs: Sequence[str], parameters: dict[str, Any], options: 
         refuse_options(["price_per_hour"], "--dry-run")
     import penstock
     from penstock_bulk.calculation import TASKS
-    from penstock_bulk.corpus import Options, Work, make_plan, require_apart, require_same, stored_plan
+    from penstock_bulk.corpus import Work
+    from penstock_bulk.plans import Options, make_plan, require_apart, require_same, stored_plan
     from penstock_bulk.storage import open_folder
 
     if options.pop("too_long", "cut") == "refuse":
