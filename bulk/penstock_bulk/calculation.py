@@ -23,7 +23,7 @@ MOST_CHARACTERS = 2**21
 
 
 @dataclass(frozen=True)
-class Task:
+class BulkTask:
     """One kind of work."""
 
     model: TaskName
@@ -34,10 +34,10 @@ class Task:
 
 
 TASKS = {
-    "embed": Task(TaskName.FEATURE_EXTRACTION, "vector", 4096),
-    "classify": Task(TaskName.TEXT_CLASSIFICATION, "labels", 4096),
-    "rerank": Task(TaskName.TEXT_RANKING, "ranking", 512),
-    "generate": Task(TaskName.TEXT_GENERATION, "generated", 128),
+    "embed": BulkTask(TaskName.FEATURE_EXTRACTION, "vector", 4096),
+    "classify": BulkTask(TaskName.TEXT_CLASSIFICATION, "labels", 4096),
+    "rerank": BulkTask(TaskName.TEXT_RANKING, "ranking", 512),
+    "generate": BulkTask(TaskName.TEXT_GENERATION, "generated", 128),
 }
 
 

@@ -23,9 +23,9 @@ from penstock_bulk.arrow import pa
 from penstock_bulk.calculation import TASKS, Calculation, bytes_of, parameters_of
 from penstock_bulk.model import Model
 from penstock_bulk.parts import read_results, writing
-from penstock_bulk.plans import PLAN, VERSION, Plan, listing, require_plan
+from penstock_bulk.plans import PLAN, VERSION, BulkPlan, listing, require_plan
 from penstock_bulk.records import Columns, Fault
-from penstock_bulk.rows import Piece, Reader, open_input, plan_rows
+from penstock_bulk.rows import Piece, ShardReader, open_input, plan_rows
 from penstock_bulk.storage import READ_BYTES, Folder, StoredFile
 
 MANIFEST, SUCCESS = "_manifest.json", "_SUCCESS"
@@ -103,10 +103,10 @@ class Verified:
     """Files and rows, or parts, that differ."""
 
 
-class Work:
+class BulkWork:
     """The work of a plan. The model is loaded when there is something to compute."""
 
-    def __init__(self, plan: Plan, output: Folder, model: Model) -> None:
+    def __init__(self, plan: BulkPlan, output: Folder, model: Model) -> None:
         self._plan, self._output, self._model = plan, output, model
         self._calculation: Calculation | None = None
         self._source = open_input(plan.input)
@@ -198,10 +198,12 @@ class Work:
                 positions = _evenly(state["rows"], -(-sample // len(chosen)))
                 compared += len(positions)
                 different += self._compare(reader, state, positions, there[state["part"]])
-                on_progress(compared, sample)
+                on_progress(compared, min(sample, sum(one["rows"] for one in states)))
         return Verified(len(states), compared, tuple(different))
 
-    def _compare(self, reader: Reader, state: Mapping[str, Any], positions: list[int], part: StoredFile) -> list[str]:
+    def _compare(
+        self, reader: ShardReader, state: Mapping[str, Any], positions: list[int], part: StoredFile
+    ) -> list[str]:
         """The rows at these positions of a part whose results are not the stored ones."""
         number, attempt, plan = state["shard"], state["attempt"], self._plan
         dead = _dead_rows(self._output, number, attempt, plan)
@@ -249,8 +251,8 @@ class Work:
             )
         self._shards = shards
 
-    def _reader(self) -> Reader:
-        return Reader(self._source, tuple(self._plan.columns), self._plan.schema)
+    def _reader(self) -> ShardReader:
+        return ShardReader(self._source, tuple(self._plan.columns), self._plan.schema)
 
     def _compute(self, piece: Piece) -> tuple[Any, dict[int, Fault], int]:
         """The table of the rows with a result, the faults of the others, the tokens."""
@@ -338,7 +340,7 @@ def totals(output: Folder) -> Totals:
     )  # fmt: skip
 
 
-def _finish(plan: Plan, output: Folder) -> None:
+def _finish(plan: BulkPlan, output: Folder) -> None:
     """Write the manifest, then the marker. PenstockError if rows are missing."""
     states = _states(plan, output)
     rows, dead = sum(one["rows"] for one in states), sum({one["shard"]: one["dead"] for one in states}.values())
@@ -360,7 +362,7 @@ def _name(folder: str, number: int, attempt: int, suffix: str) -> str:
     return f"{folder}/{number:08}{f'-retry{attempt:03}' if attempt else ''}.{suffix}"
 
 
-def _states(plan: Plan, output: Folder) -> list[dict[str, Any]]:
+def _states(plan: BulkPlan, output: Folder) -> list[dict[str, Any]]:
     """The states of the parts that are there, by shard and attempt."""
     there = {one.name for one in output.files()}
     names = sorted(name for name in there if name.startswith(f"{STATE}/"))
@@ -380,7 +382,7 @@ def _states(plan: Plan, output: Folder) -> list[dict[str, Any]]:
     return sorted(states, key=lambda one: (one["shard"], one["attempt"]))
 
 
-def _dead_rows(output: Folder, number: int, attempt: int, plan: Plan) -> set[tuple[int, int]]:
+def _dead_rows(output: Folder, number: int, attempt: int, plan: BulkPlan) -> set[tuple[int, int]]:
     """File and row of each dead letter of an attempt."""
     content = output.read(_name(DEAD, number, attempt, "jsonl")) or b""
     numbers = {name: at for at, (name, _, _) in enumerate(plan.files)}

@@ -55,7 +55,7 @@ class Options:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Plan(BaseModel):
+class BulkPlan(BaseModel):
     """`_plan.json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -105,8 +105,12 @@ class Plan(BaseModel):
 
 
 def make_plan(
-    address: str, model: Model, options: Options, on_scan: OnScan = lambda _done, _all: None, before: Plan | None = None
-) -> Plan:
+    address: str,
+    model: Model,
+    options: Options,
+    on_scan: OnScan = lambda _done, _all: None,
+    before: BulkPlan | None = None,
+) -> BulkPlan:
     """The plan of the work. `before`: one of which the shards are taken if its files are the same. PenstockError."""
     task, source = TASKS[options.task], open_input(address)
     files = listing(source)
@@ -132,7 +136,7 @@ def make_plan(
             "columns": list(inputs), "shards": [[tuple(one) for one in shard] for shard in shards],
             "arrow_schema": base64.b64encode(schema.serialize().to_pybytes()).decode(),
         }  # fmt: skip
-    return Plan(
+    return BulkPlan(
         version=VERSION, input=_absolute(address), model=_reference(model.arguments), identity=identity, files=files,
         options=orjson.loads(orjson.dumps(asdict(options))), **cut,
     )  # fmt: skip
@@ -153,13 +157,13 @@ def _reference(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: arguments[name] for name in ("task", "plan", "threads")}, **paths}
 
 
-def stored_plan(output: Folder) -> Plan | None:
+def stored_plan(output: Folder) -> BulkPlan | None:
     """The plan of an output; None if it has none. PenstockError for one that this version does not read."""
     content = output.read(PLAN)
     if content is None:
         return None
     try:
-        return Plan.model_validate_json(content)
+        return BulkPlan.model_validate_json(content)
     except ValidationError as error:
         raise PenstockError(
             f"{output.uri}/{PLAN} is not a plan that this version reads ({error.error_count()} errors)",
@@ -167,7 +171,7 @@ def stored_plan(output: Folder) -> Plan | None:
         ) from error
 
 
-def require_plan(output: Folder) -> Plan:
+def require_plan(output: Folder) -> BulkPlan:
     """The plan of an output. PenstockError if it has none."""
     plan = stored_plan(output)
     if plan is None:
@@ -181,7 +185,7 @@ def require_apart(address: str, output: Folder) -> None:
         raise PenstockError(f"{output.uri} is in the input {address}", remedy="Give another folder for the output")
 
 
-def require_same(before: Plan, now: Plan, output: Folder) -> None:
+def require_same(before: BulkPlan, now: BulkPlan, output: Folder) -> None:
     """PlanMismatch if the work of an output is not this one: names what differs, with both values."""
     found = [
         (name, left.get(name), right.get(name))

@@ -184,7 +184,7 @@ class _Cutter:
             self._open, self._room = [], self._shard_rows
 
 
-class Reader:
+class ShardReader:
     """Reads shards. Those of one Parquet or Arrow file that follow each other are read in one pass."""
 
     def __init__(self, source: Input, inputs: tuple[str, ...], schema: Any) -> None:

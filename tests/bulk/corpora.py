@@ -12,8 +12,8 @@ from pyarrow import parquet
 
 import penstock
 from penstock.tasks import TaskName
-from penstock_bulk.corpus import Work
-from penstock_bulk.plans import Options, Plan, make_plan
+from penstock_bulk.corpus import BulkWork
+from penstock_bulk.plans import BulkPlan, Options, make_plan
 from penstock_bulk.storage import Folder, open_folder
 from tests.golden.models import BERT, Sizes, write_model
 
@@ -56,12 +56,14 @@ def load(folder: Path, task: TaskName = TaskName.FEATURE_EXTRACTION, threads: in
     )
 
 
-def planned(source: Path | str, output: Path | str, model: penstock.Model, **options: Any) -> tuple[Plan, Folder, Work]:
+def planned(
+    source: Path | str, output: Path | str, model: penstock.Model, **options: Any
+) -> tuple[BulkPlan, Folder, BulkWork]:
     """Work that embeds, unless the options name another task."""
     asked = Options(**{"task": "embed", "shard_rows": 40, **options})
     folder = open_folder(str(output))
     plan = make_plan(str(source), model, asked)
-    return plan, folder, Work(plan, folder, model)
+    return plan, folder, BulkWork(plan, folder, model)
 
 
 def contents(output: Path) -> dict[str, bytes]:

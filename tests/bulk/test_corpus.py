@@ -18,7 +18,7 @@ from penstock.errors import HostError, PenstockError
 from penstock.tasks import TaskName
 from penstock_bulk import corpus
 from penstock_bulk.corpus import totals
-from penstock_bulk.plans import Options, Plan, PlanMismatch, make_plan, require_apart, require_plan, require_same
+from penstock_bulk.plans import BulkPlan, Options, PlanMismatch, make_plan, require_apart, require_plan, require_same
 from penstock_bulk.storage import open_folder
 from tests.bulk.corpora import contents, letters, load, planned, rows, texts, write_lines, write_parquet
 
@@ -151,8 +151,8 @@ def test_rows_that_were_corrected_have_a_result_after_another_attempt(model: pen
         work_of(plan, tmp_path / "out", model).retry()
 
 
-def work_of(plan: Plan, output: Path, model: penstock.Model) -> corpus.Work:
-    return corpus.Work(plan, open_folder(str(output)), model)
+def work_of(plan: BulkPlan, output: Path, model: penstock.Model) -> corpus.BulkWork:
+    return corpus.BulkWork(plan, open_folder(str(output)), model)
 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [

@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.errors import StoreAccessDenied, StoreError
-from penstock_bulk.corpus import Work, totals
+from penstock_bulk.corpus import BulkWork, totals
 from penstock_bulk.plans import require_plan
 from penstock_bulk.storage import open_folder
 from penstock_runtime import remote
@@ -49,10 +49,10 @@ def test_a_bucket_gets_the_bytes_of_local_work_and_lost_parts_again(
     assert totals(output).shards == 3
     planned_from("s3://models/corpus", "s3://artefacts/out", model).run()
     assert contents(s3.root / "artefacts/out") == found
-    assert Work(require_plan(output), output, model).verify(150).different == ()
+    assert BulkWork(require_plan(output), output, model).verify(150).different == ()
 
 
-def planned_from(source: str, output: Path | str, model: penstock.Model) -> Work:
+def planned_from(source: str, output: Path | str, model: penstock.Model) -> BulkWork:
     return planned(source, output, model)[2]
 
 

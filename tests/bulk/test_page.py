@@ -62,7 +62,7 @@ def test_a_corpus_is_embedded_searched_and_verified(tmp_path: Path) -> None:
     space = re.match(r"space (vs1-[0-9a-f]{16}), [\d,]+ rows\n", shown)
     assert space is not None, shown
     assert len(shown.splitlines()) == 6
-    assert "200 were computed again: equal bits" in run(verify)
+    assert re.search(r"[1-9]\d+ were computed again: equal bits", run(verify)) is not None
 
 
 def wait(server: subprocess.Popen[bytes], url: str) -> None:

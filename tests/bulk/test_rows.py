@@ -19,7 +19,7 @@ from pyarrow import parquet
 from penstock.errors import PenstockError
 from penstock_bulk import records
 from penstock_bulk.records import Columns
-from penstock_bulk.rows import Piece, Reader, open_input, plan_rows
+from penstock_bulk.rows import Piece, ShardReader, open_input, plan_rows
 from tests.examples import examples
 
 TEXT = Columns((("text",),), None)
@@ -64,10 +64,10 @@ def read_all(path: Path, shard_rows: int, columns: Columns = TEXT) -> list[Piece
     source = open_input(str(path))
     shards, schema, inputs = plan_rows(source, columns, shard_rows)
     assert all(sum(one.rows for one in shard) == shard_rows for shard in shards[:-1])
-    with closing(Reader(source, inputs, schema)) as reader:
+    with closing(ShardReader(source, inputs, schema)) as reader:
         pieces = [piece for shard in shards for piece in reader.pieces(shard)]
     # A shard alone, as after a kill, has the rows that it has in order.
-    with closing(Reader(source, inputs, schema)) as reader:
+    with closing(ShardReader(source, inputs, schema)) as reader:
         alone = [piece for shard in shards[-1:] for piece in reader.pieces(shard)]
     last = [origin for piece in pieces for origin in piece.origins][-sum(one.rows for one in shards[-1]) :]
     assert [origin for piece in alone for origin in piece.origins] == last

@@ -11,7 +11,7 @@ from functools import partial
 
 import click
 
-from penstock_cli.bulk.work import View, duration, interruptible, require_model, show_totals, totals_rows
+from penstock_cli.bulk.work import WorkView, duration, interruptible, require_model, show_totals, totals_rows
 from penstock_cli.terminal import fact, facts, paced
 
 SHOWN = 10
@@ -53,7 +53,7 @@ def verify(output: str, sample: int, *, as_json: bool) -> None:
 
     The exit status is 1 if a file has changed or a row has other bits.
     """
-    from penstock_bulk.corpus import Work
+    from penstock_bulk.corpus import BulkWork
     from penstock_bulk.plans import require_plan
     from penstock_bulk.storage import open_folder
 
@@ -61,7 +61,7 @@ def verify(output: str, sample: int, *, as_json: bool) -> None:
     plan = require_plan(folder)
     say = _saying("verify", quiet=as_json)
     with interruptible(quiet=as_json), require_model(plan, say) as model:
-        found = Work(plan, folder, model).verify(sample, lambda done, of: say(f"{done:,}/{of:,} rows"))
+        found = BulkWork(plan, folder, model).verify(sample, lambda done, of: say(f"{done:,}/{of:,} rows"))
     if as_json:
         click.echo(json.dumps(asdict(found), indent=2))
     else:
@@ -91,15 +91,15 @@ def retry(output: str, *, as_json: bool) -> None:
 
     Rows of the input may have been corrected where they are; none may have been added or taken out.
     """
-    from penstock_bulk.corpus import Work
+    from penstock_bulk.corpus import BulkWork
     from penstock_bulk.plans import require_plan
     from penstock_bulk.storage import open_folder
 
     folder = open_folder(output)
     plan = require_plan(folder)
     say = _saying("model", quiet=as_json)
-    with interruptible(quiet=as_json), require_model(plan, say) as model, View(quiet=as_json) as view:
-        recovered, totals = Work(plan, folder, model).retry(view)
+    with interruptible(quiet=as_json), require_model(plan, say) as model, WorkView(quiet=as_json) as view:
+        recovered, totals = BulkWork(plan, folder, model).retry(view)
     if not as_json:
         fact("retried", f"{recovered:,} rows have a result now")
     show_totals(totals, folder.uri, as_json=as_json)

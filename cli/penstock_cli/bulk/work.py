@@ -38,7 +38,7 @@ WITH_DEAD_LETTERS = 3
 """Exit status of work that is complete but for dead letters."""
 
 
-class Columns(click.ParamType[tuple[str, ...]]):
+class ColumnNames(click.ParamType[tuple[str, ...]]):
     """`id,title`: names of columns, separated by commas."""
 
     name = "names"
@@ -81,7 +81,7 @@ def work_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 required=True,
                 help="Folder of an artefact, ModelEndpoint file, or model: hf://..., file:///..., pkg://..., s3://...",
             ),
-            click.option("--keep", type=Columns(), help="Columns of IN that OUT has as well. Default: all."),
+            click.option("--keep", type=ColumnNames(), help="ColumnNames of IN that OUT has as well. Default: all."),
             click.option(
                 "--id-column", default="", help="Column that dead letters state. Default: id, if there is one."
             ),
@@ -120,7 +120,7 @@ def work(task: str, inputs: Sequence[str], parameters: dict[str, Any], options: 
         refuse_options(["price_per_hour"], "--dry-run")
     import penstock
     from penstock_bulk.calculation import TASKS
-    from penstock_bulk.corpus import Work
+    from penstock_bulk.corpus import BulkWork
     from penstock_bulk.plans import Options, make_plan, require_apart, require_same, stored_plan
     from penstock_bulk.storage import open_folder
 
@@ -145,13 +145,13 @@ def work(task: str, inputs: Sequence[str], parameters: dict[str, Any], options: 
             plan = make_plan(options["source"], model, asked, on_scan=_scanning(quiet=quiet), before=before)
             if before is not None:
                 require_same(before, plan, output)
-            job = Work(before or plan, output, model)
+            job = BulkWork(before or plan, output, model)
             if not quiet:
                 show_plan(before or plan, output.uri, model.findings)
             if options["dry_run"]:
                 show_estimate(job.estimate(), options["price_per_hour"], as_json=quiet)
                 return
-            with View(quiet=quiet) as view:
+            with WorkView(quiet=quiet) as view:
                 totals = job.run(view)
     show_totals(totals, output.uri, as_json=quiet)
 
@@ -179,7 +179,7 @@ def interruptible(*, quiet: bool) -> Iterator[None]:
         raise click.exceptions.Exit(INTERRUPTED) from None
 
 
-class View:
+class WorkView:
     """Shows how far the work is: a bar in a terminal, else a line from time to time."""
 
     def __init__(self, *, quiet: bool) -> None:
