@@ -75,6 +75,9 @@ class ModelFacts(Frozen):
 
     source: str
     """As the endpoint states it, such as `hf://org/name@revision`."""
+    resolved: str = ""
+    """The source with what its tag or branch was at the download, such as `oci://registry/repository:tag@sha256:...`;
+    empty for sources without versions."""
     digest: str
     """sha256 over names and contents of the files that matter: weights, configuration, tokenizer."""
     architecture: str

@@ -242,7 +242,8 @@ def load(
     """A model for this process.
 
     `reference`: the folder of an artefact, a ModelEndpoint file, of which `serving` counts too, or a model: `hf://…`,
-    `file:///…`, `pkg://…`, `s3://…`, `gs://…`, `az://…`. `task`: of a model; artefacts and files have their own.
+    `file:///…`, `pkg://…`, `s3://…`, `gs://…`, `az://…`, `oci://…`. `task`: of a model; artefacts and files have their
+    own.
     `plan`: `optimized` takes the artefact that was made before for this model and machine, or makes it, which takes
     minutes (`budget_seconds` at most); `fp32` is there within seconds, without an optimisation. `threads`: physical
     cores; None: all that this process may use, with its CPU quota. On the native engine they do not change the answers.

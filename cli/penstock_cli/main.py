@@ -138,6 +138,7 @@ def checked_stdout() -> Iterator[None]:
 COMMANDS = {
     "serve": "Serve a model: fp32 at once, the optimised plan when it is found.",
     "optimize": "Make the artefact only: model, evidence, report.",
+    "push": "Write an artefact to a container registry.",
     "bench": "Measure an endpoint: cores x lengths x batches.",
     "embed": "Embed a corpus: files of texts to files with vectors.",
     "classify": "Classify the texts of a corpus.",

@@ -28,6 +28,7 @@ from penstock.errors import PenstockError, SettingError
 from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.process import python_module
+from penstock.resources.core import ModelSource, Scheme
 from penstock.resources.endpoint import ModelEndpoint, OptimizationMode
 from penstock.resources.files.reading import from_file
 from penstock.settings import hugging_face_token
@@ -47,6 +48,7 @@ from penstock_cli.terminal import (
     setting_options,
     settings_from,
     store_option,
+    transfer_lines,
     verbose_option,
 )
 from penstock_runtime.app.lifecycle import AnyModel, AnyPredictor, replace_model, serve_while, start_model
@@ -97,6 +99,8 @@ class ServeOptions:
     """The arguments of the command."""
 
     target: Path
+    name: str
+    """Of an artefact, in metrics and logs."""
     store: Path
     models: Path
     cores: int | None = None
@@ -125,7 +129,7 @@ class ServeSession:
                     field="--cores",
                     remedy="Leave it out, or set PENSTOCK_NEURON_CORES to the number of NeuronCores",
                 )
-            name, task = self._options.target.resolve().name, manifest.task
+            name, task = self._options.name, manifest.task
             cores = None if on_device else self._options.cores or manifest.cores
         else:
             self._endpoint = from_file(ModelEndpoint, self._options.target)
@@ -370,7 +374,7 @@ def _variables_of(target: Path) -> dict[str, str]:
 
 
 @click.command
-@click.argument("target", metavar="FILE|ARTEFACT", type=click.Path(path_type=Path))
+@click.argument("address", metavar="FILE|ARTEFACT|oci://...")
 @store_option
 @models_option
 @click.option("--cores", type=click.IntRange(min=1), help="Physical cores, instead of the file's.")
@@ -383,17 +387,22 @@ def _variables_of(target: Path) -> dict[str, str]:
 @verbose_option
 @setting_options
 def command(
-    target: Path, store: Path, models: Path, cores: int | None, *, optimize: bool, verbose: bool, **flags: Any
+    address: str, store: Path, models: Path, cores: int | None, *, optimize: bool, verbose: bool, **flags: Any
 ) -> None:
-    """Serve a ModelEndpoint FILE, or an ARTEFACT folder that penstock optimize has made.
+    """Serve a ModelEndpoint FILE, or an ARTEFACT folder that penstock optimize has made, or one that penstock push has
+    written to oci://REGISTRY/REPOSITORY:TAG.
 
     A finished artefact for this file and machine is served as it is. Otherwise the fp32 model answers within seconds,
     the optimisation runs at the same time, and the server changes to the chosen plan without a failed request.
 
     On SIGTERM or Ctrl-C it answers the accepted requests and then exits.
     """
-    if target.is_dir():
-        refuse_options(["store", "models"], "a ModelEndpoint FILE; an ARTEFACT folder has all that is served")
+    is_remote = address.startswith(f"{Scheme.OCI.value}://")
+    target = Path(address)
+    if is_remote or target.is_dir():
+        unread = ["store"] if is_remote else ["store", "models"]
+        refuse_options(unread, "a ModelEndpoint FILE; an ARTEFACT folder has all that is served")
+    models = models.expanduser()
     has_token_in_arguments = flags.get("auth_token") is not None
     settings = settings_from(_variables_of(target) | dict(os.environ), flags)
     configure_logs(settings.log.log_level, *screen_log())
@@ -403,10 +412,17 @@ def command(
             "--auth-token-file or --auth-token-folder instead",
             extra=log_event("TokenInArguments"),
         )
+    name = target.resolve().name
+    if is_remote:
+        from penstock_runtime.models.sources.fetch import fetch_artefact  # with libraries that a folder does not need
+
+        source = ModelSource.parse(address)
+        target, name = fetch_artefact(source, models, transfer_lines("fetching")), source.location.rpartition("/")[2]
     options = ServeOptions(
         target=target,
+        name=name,
         store=store,
-        models=models.expanduser(),
+        models=models,
         cores=cores,
         optimize=optimize,
         verbose=verbose,

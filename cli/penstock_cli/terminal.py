@@ -9,8 +9,9 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -24,6 +25,9 @@ from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock.settings import Setting
 from penstock_runtime.host import Host
 from penstock_runtime.settings import SETTINGS, Settings
+
+if TYPE_CHECKING:
+    from penstock_runtime.models.sources.transfer import FetchProgress, OnProgress
 
 console = Console(highlighter=NullHighlighter(), soft_wrap=True, markup=False)
 if not console.is_terminal:
@@ -80,6 +84,19 @@ def paced(say: Callable[[str], None]) -> Callable[[str], None]:
             say(text)
 
     return say_if_due
+
+
+def transfer_lines(verb: str) -> OnProgress:
+    """Prints the progress of a transfer that takes longer than `FIRST_SECONDS`, and each of its notes."""
+    say = paced(partial(fact, verb))
+
+    def show(step: FetchProgress) -> None:
+        if step.note:
+            fact("note", step.note)
+        elif step.file:
+            say(f"{step.file}: {bytes_text(step.bytes_done)} of {bytes_text(step.bytes_total)}")
+
+    return show
 
 
 class ScreenLog(logging.Handler):

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.control.cache import ClusterCache
 from penstock_operator.decide import Decision
-from penstock_operator.endpoint.replica_count import METRIC
+from penstock_operator.facts.scaling import METRIC
 from penstock_operator.metrics import PREFIX
 
 

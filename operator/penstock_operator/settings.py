@@ -19,6 +19,7 @@ from pydantic import model_validator
 import penstock
 from penstock.errors import SettingError, closest
 from penstock.resources.fields.text_fields import is_quantity, parse_quantity
+from penstock.resources.optimized_model import SEARCH_REVISION
 from penstock.settings import Setting, SettingsGroup, described, load, setting
 from penstock_operator.endpoint.prometheus_urls import HOST_PATTERN
 from penstock_operator.facts.installation import PlanSettings, StoreVolume
@@ -126,8 +127,7 @@ class ImageSettings(SettingsGroup):
     )
     toolchain: str = setting(
         penstock.__version__,
-        "Version of the content of the optimizer image. Part of the key of every optimisation: a new version "
-        "optimises every model again.",
+        "Version of the content of the optimizer image. Part of the key of every optimisation.",
         min_length=1,
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = setting("IfNotPresent", "As in a pod's containers.")
@@ -227,6 +227,11 @@ class JobSettings(SettingsGroup):
     max_attempts: int = setting(
         5, "Maximum number of runs of one optimisation when the failure is retryable.", unit="runs", ge=1
     )
+    search_revision: int = setting(
+        SEARCH_REVISION,
+        "After an upgrade, models whose result has a lower revision are optimised again. Raise it to optimise all.",
+        ge=0,
+    )
     max_concurrent_optimizations: int = setting(
         1,
         "Optimisation jobs that run at the same time in the whole cluster; the others wait, and each namespace "
@@ -247,10 +252,7 @@ class JobSettings(SettingsGroup):
     )
     backoff_limit_seconds: float = setting(600.0, "Longest delay between runs.", unit="s", gt=0)
     job_overtime_seconds: float = setting(
-        900.0,
-        "Time that a job may take beyond its budget (image, download, export) before it is ended.",
-        unit="s",
-        ge=0,
+        900.0, "Longest time of a job beyond its budget: image, download, export.", unit="s", ge=0
     )
     unused_grace_seconds: float = setting(
         3600.0, "An OptimizedModel that no endpoint uses is deleted after this time.", unit="s", ge=0
@@ -309,9 +311,7 @@ class WorkSettings(SettingsGroup):
     probe_timeout_seconds: float = setting(
         3.0, "Time-out of a read of a pod: /info of a serving pod, /progress of a job's.", unit="s", gt=0
     )
-    probe_concurrency: int = setting(
-        16, "Serving pods whose /info is read at the same time, and pods of jobs whose /progress is.", ge=1
-    )
+    probe_concurrency: int = setting(16, "Pods that are read at the same time: /info, /progress of jobs.", ge=1)
 
 
 class LoadSettings(SettingsGroup):
@@ -464,6 +464,7 @@ class Settings(SettingsGroup):
             ignored_namespaces=frozenset(self.cluster.ignored_namespaces),
             operator_namespace=self.operator_namespace,
             monitoring_labels=_pairs("monitoring_labels", self.cluster.monitoring_labels),
+            search_revision=self.jobs.search_revision,
             max_attempts=self.jobs.max_attempts,
             max_concurrent_optimizations=self.jobs.max_concurrent_optimizations,
             max_concurrent_rollouts=self.jobs.max_concurrent_rollouts,

@@ -22,6 +22,9 @@ class Scheme(StrEnum):
     S3 = "s3"
     GS = "gs"
     AZ = "az"
+    OCI = "oci"
+    """`oci://registry/repository:tag@sha256:digest`: an image or artefact of a container registry; the tag defaults to
+    `latest`, and a digest counts before a tag."""
     PVC = "pvc"
     """`pvc://claim/path`: a volume of the cluster."""
     FILE = "file"
@@ -35,15 +38,23 @@ _SHAPE = {
     Scheme.S3: (r"[\w.-]+(/.+)?", "s3://bucket/path"),
     Scheme.GS: (r"[\w.-]+(/.+)?", "gs://bucket/path"),
     Scheme.AZ: (r"[\w.-]+(/.+)?", "az://container/path"),
+    Scheme.OCI: (
+        r"([A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+(:[0-9]{1,5})?|localhost|[A-Za-z0-9-]+:[0-9]{1,5})(/[a-z0-9]+([._-]+[a-z0-9]+)*)+",
+        "oci://registry/repository:tag",
+    ),
     Scheme.PVC: (r"[a-z0-9][-a-z0-9.]*(/.+)?", "pvc://claim/path"),
     Scheme.FILE: (r"/.*", "file:///absolute/path"),
     Scheme.PKG: (r"[A-Za-z_]\w*(\.\w+)*(/.+)?", "pkg://import_name/folder"),
 }
+_VERSION = {
+    Scheme.HF: r"(@\w[\w./-]*)?",
+    Scheme.OCI: r"(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?",
+}
+"""What may follow the location."""
 SOURCE_FORMS = ", ".join(shape for _, shape in _SHAPE.values())
 """The forms, for messages."""
 SOURCE_PATTERN = "|".join(
-    f"{scheme.value}://{pattern}" + (r"(@\w[\w./-]*)?" if scheme is Scheme.HF else "")
-    for scheme, (pattern, _) in _SHAPE.items()
+    f"{scheme.value}://{pattern}{_VERSION.get(scheme, '')}" for scheme, (pattern, _) in _SHAPE.items()
 )
 """The check for the API server, in RE2 (where `\\w` is ASCII)."""
 NO_WAY_UP_CEL = (
@@ -62,7 +73,7 @@ class ModelSource:
     location: str
     """The part after `://`, without the revision and without a trailing slash."""
     revision: str | None = None
-    """`hf://` only."""
+    """`hf://`: the branch, tag or commit. `oci://`: the tag, the digest, or both as `tag@sha256:...`."""
 
     @classmethod
     def parse(cls, text: str) -> ModelSource:
@@ -80,12 +91,19 @@ class ModelSource:
             )
         pattern, shape = _SHAPE[scheme]
         revision: str | None = None
+        invalid = ".." in rest.split("/")
         if scheme is Scheme.HF:
             rest, at, revision_text = rest.partition("@")
             revision = revision_text if at else "main"
+            invalid = invalid or not _is_revision(revision)
+        elif scheme is Scheme.OCI:
+            path, at, digest = rest.partition("@")
+            folder, slash, name = path.rpartition("/")
+            name, colon, tag = name.partition(":")
+            invalid = re.fullmatch(_VERSION[scheme], f"{colon}{tag}{at}{digest}", re.ASCII) is None
+            rest, revision = f"{folder}{slash}{name}", "@".join(filter(None, (tag, digest))) or "latest"
         whole = re.fullmatch(pattern, rest, re.ASCII if scheme is not Scheme.FILE else 0)
-        outside = ".." in rest.split("/")
-        if whole is None or outside or (revision is not None and not _is_revision(revision)):
+        if whole is None or invalid:
             raise SpecError(
                 f"spec.model: {text!r} is not of the form {shape}",
                 field="spec.model",
@@ -103,8 +121,15 @@ class ModelSource:
         """Of `hf://`: the one file of the repository that is the model; empty: all of it."""
         return "/".join(self.location.split("/")[2:])
 
+    @property
+    def digest(self) -> str:
+        """Of `oci://`: the digest that is written in it, `sha256:...`; empty without one."""
+        digest = (self.revision or "").rpartition("@")[2]
+        return digest if digest.startswith("sha256:") else ""
+
     def __str__(self) -> str:
-        tail = f"@{self.revision}" if self.revision else ""
+        is_tag = self.scheme is Scheme.OCI and self.revision != self.digest
+        tail = f"{':' if is_tag else '@'}{self.revision}" if self.revision else ""
         return f"{self.scheme.value}://{self.location}{tail}"
 
 

@@ -45,7 +45,7 @@ __all__ = [
     "Scaling", "Serving", "ServingLimits", "Spec", "Throughput", "Tls", "TokenTime", "Workload",
 ]  # fmt: skip
 
-SIGNED_SCHEMES = {Scheme.HF, Scheme.S3, Scheme.GS, Scheme.AZ}
+SIGNED_SCHEMES = {Scheme.HF, Scheme.S3, Scheme.GS, Scheme.AZ, Scheme.OCI}
 """The sources that take credentials."""
 _TOKENS = "[1-9][0-9]{0,5}"
 LENGTHS_PATTERN = rf"(prompt,output\n)?{_TOKENS},{_TOKENS}(\n{_TOKENS},{_TOKENS})*\n?"
@@ -246,7 +246,8 @@ class EndpointCore(Spec):
 
     model: ModelUrl = Field(
         description="Where the model comes from: `hf://organisation/name@revision`, `s3://bucket/path`, `gs://`, "
-        "`az://`, `pvc://claim/path`, `file:///path`, `pkg://import_name/folder` (docs/reference/models.md)."
+        "`az://`, `oci://registry/repository:tag`, `pvc://claim/path`, `file:///path`, `pkg://import_name/folder` "
+        "(docs/reference/models.md)."
     )
     task: TaskName = Field(description="The task, by its Hugging Face name.")
     hardware_class: DnsLabel = Field(
@@ -277,9 +278,10 @@ class EndpointCore(Spec):
             "vectorSpace is for feature-extraction, and task is {task}: remove vectorSpace",
         ),
         Rule(
-            "!has(self.modelCredentials) || self.model.matches('^(hf|s3|gs|az)://')",
+            "!has(self.modelCredentials) || self.model.matches('^(hf|s3|gs|az|oci)://')",
             lambda it: it.model_credentials is None or it.source.scheme in SIGNED_SCHEMES,
-            "modelCredentials are for hf://, s3://, gs:// and az://, and model is {model}: remove modelCredentials",
+            "modelCredentials are for hf://, s3://, gs://, az:// and oci://, and model is {model}: remove "
+            "modelCredentials",
         ),
         Rule(
             "!has(self.objective) || self.task == 'text-generation' || !(has(self.objective.timeToFirstToken) || "

@@ -186,7 +186,7 @@ def _steps(result: Result) -> Iterator[dict[str, object]]:
         yield {"accuracy": result.accuracy.model_copy(update={"metrics": result.accuracy.metrics[:count]})}
     yield {"latency": result.latency[:: max(1, -(-len(result.latency) // 4))]}
     yield {"findings": ()}
-    yield {"workload": "", "objective": cut(result.objective, 60)}
+    yield {"workload": "", "objective": cut(result.objective, 60), "model_resolved": ""}
     yield {"accuracy": result.accuracy.model_copy(update={"metrics": (), "reason": cut(result.accuracy.reason, 60)})}
     yield {"capacity": _thinned(result.capacity, 2), "latency": ()}
     yield {

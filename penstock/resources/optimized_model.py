@@ -32,6 +32,10 @@ store, as up to 0.2. 2: it is in the store of its namespace.
 
 Raise it when pods of the release before cannot serve the artefacts: its operator then leaves these results alone.
 """
+SEARCH_REVISION = 1
+"""Raise it when the search finds plans that are measurably faster, or when the artefacts of earlier releases answer
+otherwise than they should: models with a result of a lower revision are optimised again (docs/decisions/new-images.md).
+"""
 
 
 def texts_of(value: str) -> tuple[str, ...]:
@@ -59,6 +63,14 @@ class Toolchain(Spec):
         le=1_000_000,
         description="Format of the artefact, and its place in the store. Operators of releases that do not have this "
         "format do not serve it. It is not part of the key.",
+        json_schema_extra=NO_SCHEMA_DEFAULT,
+    )
+    revision: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Revision of the search. A result that serves is kept after an upgrade, unless the operator has a "
+        "higher one (`--search-revision`). It is not part of the key.",
         json_schema_extra=NO_SCHEMA_DEFAULT,
     )
 
@@ -115,11 +127,12 @@ class OptimizedModelSpec(EndpointCore):
 def optimized_model_key(spec: OptimizedModelSpec) -> str:
     """sha256, hexadecimal, of the spec in a canonical form.
 
-    The model counts as it is written: a branch (`@main`) that gets new commits does not change the key. The format is
-    not in the key: results of an older one serve on.
+    The model counts as it is written: a branch (`@main`) that gets new commits does not change the key. The format and
+    the revision are not in the key: results of older ones serve on.
     """
     value = spec.to_object()
-    del value["toolchain"]["format"]
+    for name in ("format", "revision"):
+        value["toolchain"].pop(name, None)
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -251,6 +251,11 @@ class Result(Facts):
     objective: ShortText = Field(default="", description="What it was optimised for.")
     workload: ShortText = Field(default="", description="The lengths that it was measured with.")
     model_digest: str = Field(default="", max_length=80, description="sha256 of the model's own files.")
+    model_resolved: str = Field(
+        default="",
+        max_length=512,
+        description="The model's source with the commit or digest that its branch or tag had at the download.",
+    )
     parameters: int = Field(default=0, ge=0, description="Weights.")
     max_tokens: int = Field(default=1, ge=1, description="The longest input that is served.")
     index: IndexCertificate | None = Field(
@@ -297,6 +302,7 @@ class Result(Facts):
             objective=cut(manifest.objective, 256),
             workload=cut(manifest.workload, 256),
             model_digest=cut(manifest.model.digest, 80),
+            model_resolved=cut(manifest.model.resolved, 512),
             parameters=manifest.model.parameters,
             max_tokens=manifest.model.max_tokens,
             index=None if manifest.index is None else manifest.index.model_copy(update={"hardest": ()}),

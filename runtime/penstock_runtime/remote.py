@@ -39,7 +39,7 @@ _MISSING_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound")
 _METADATA = re.compile(r"//(169\.254\.|\[fd00:ec2|metadata\.google)")
 """Addresses of the services that give a machine or pod its credentials. They are the last source of credentials."""
 _CREDENTIALS = re.compile(r"credential|service account|token request|Invalid Access Key", re.IGNORECASE)
-_CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+CA_VARIABLES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 
 
 class FailureKind(StrEnum):
@@ -152,7 +152,7 @@ def open_bucket(scheme: str, location: str) -> Bucket:
         "read_timeout": f"{READ_SECONDS}s",
         "timeout": f"{REQUEST_SECONDS}s",
     }
-    if bundle := next((path for key in _CA_VARIABLES if (path := os.environ.get(key))), None):
+    if bundle := next((path for key in CA_VARIABLES if (path := os.environ.get(key))), None):
         options["root_certificate"] = Path(bundle).read_bytes()
     try:
         from obstore import store

@@ -159,7 +159,7 @@ POLICY: Manifest = {
                     {"key": "team", "operator": "NotIn", "values": ["d"]},
                 ]
             },
-            "sources": ["gs://of-c"],
+            "sources": ["gs://of-c", "oci://ghcr.io/org/model", "oci://registry:5000/"],
         },
         {"sources": ["s3://shared/models"]},
     ],
@@ -199,7 +199,7 @@ def limited(releases: Helm, private_control_plane: ControlPlane, kubectl: Kubect
     [
         ("default", {"model": "file:///etc/kubernetes"}, "policy.fileSources"),
         ("default", {"model": "hf://other/bert"}, "allows these sources in the namespace default: s3://shared/models."),
-        ("team-c", {"model": "hf://other/bert"}, "hf://our-org/, pkg://penstock, gs://of-c, s3://shared/models."),
+        ("team-c", {"model": "hf://other/bert"}, "hf://our-org/, pkg://penstock, gs://of-c, oci://"),
         (
             "team-c",
             {"cores": 9},
@@ -232,6 +232,9 @@ def test_the_api_server_and_the_operator_allow_the_same_sources(limited: Kubectl
         "hf://our-org/bert", "hf://our-org/bert@v1", "hf://our-org", "hf://our-org-2/bert", "hf://other/bert@our-org",
         "s3://shared/models", "s3://shared/models/", "s3://shared/models-2/bert", "s3://shared//models/bert",
         "gs://of-c/bert", "gs://of-c-2/bert", "gs://other/of-c@x", "az://shared/models/bert", "pkg://penstock.x",
+        "oci://ghcr.io/org/model", "oci://ghcr.io/org/model:v1", f"oci://ghcr.io/org/model:v1@sha256:{'0' * 64}",
+        "oci://ghcr.io/org/model-2", "oci://ghcr.io/org/model/part", "oci://registry:5000/a", "oci://registry:50000/a",
+        "oci://registry:5000/a:v1", "oci://ghcr.io/org:model",
     )  # fmt: skip
     rules = read_rules("allowed_sources", json.dumps(POLICY["allowedSources"]), AllowedSources)
     prefixes = allowed_sources(rules, {"kubernetes.io/metadata.name": namespace, **LABELS[namespace]})

@@ -15,6 +15,7 @@ from tests.cli.endpoints import invoke, write_endpoint
 ALWAYS: dict[str, str] = {
     "serve": "cores optimize verbose",
     "optimize": "store models cores budget_seconds as_json neuron_target",
+    "push": "",
     "bench": "family lengths batches seconds rounds patience_seconds output fresh seed",
     **{
         name: f"reference keep id_column column form shard_rows plan cores store models dry_run as_json {more}"

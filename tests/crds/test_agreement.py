@@ -155,7 +155,7 @@ SAME_WORDS: list[tuple[str, str, object, str]] = [
     ("ModelEndpoint", "spec.optimization", {"mode": "Pinned", "artefact": "sha256:1"},
      "'sha256:1' is not a digest. Write sha256: and 64 hexadecimal digits"),
     ("ModelEndpoint", "spec", {"model": "pkg://a", "task": "fill-mask", "modelCredentials": {"secretName": "x"}},
-     "modelCredentials are for hf://, s3://, gs:// and az://, and model is pkg://a: remove modelCredentials"),
+     "modelCredentials are for hf://, s3://, gs://, az:// and oci://, and model is pkg://a: remove modelCredentials"),
     ("ModelEndpoint", "spec.workload", {"texts": ["a"], "textsFrom": {"configMapName": "b"}},
      "texts and textsFrom are both given: keep one of them"),
     ("ModelEndpoint", "spec.workload", {"texts": ["x" * 8000] * 5},

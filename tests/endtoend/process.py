@@ -28,7 +28,7 @@ class Served:
 
     def __init__(
         self,
-        target: Path,
+        target: Path | str,
         *words: object,
         program: tuple[str, ...] = ("-m", "penstock_cli.main"),
         environment: Mapping[str, str] | None = None,

@@ -149,7 +149,7 @@ def _model(fields: Fields, arguments: dict[str, str]) -> tuple[str, list[str]]:
         return f"hf://{location}{f'@{after}' if colon else ''}", []
     if (blob := _BLOB.fullmatch(storage)) is not None:
         return f"az://{blob[2]}", [f"the storage account {blob[1]}: name it in the Secret of spec.modelCredentials"]
-    if storage.startswith(("s3://", "gs://", "pvc://")):
+    if storage.startswith(("s3://", "gs://", "oci://", "pvc://")):
         return storage, []
     if not storage:
         there = ", ".join(fields.names("spec.predictor")) or "nothing"
@@ -161,7 +161,7 @@ def _model(fields: Fields, arguments: dict[str, str]) -> tuple[str, list[str]]:
     raise SpecError(
         f"{_MODEL}.storageUri is {storage!r}, which Penstock does not load",
         field=f"{_MODEL}.storageUri",
-        remedy="Copy the model to hf://, s3://, gs://, az:// or pvc://, or name it with --model_id in the args",
+        remedy="Copy the model to hf://, s3://, gs://, az://, oci:// or pvc://, or name it with --model_id in the args",
     )
 
 

@@ -12,12 +12,11 @@ from penstock.tasks import TaskName
 from penstock_operator.endpoint.optimization.index_gate import index_compatible
 from penstock_operator.endpoint.optimization.model import (
     OptimizationState,
-    failure_text,
     is_of_later_release,
     pinned_model,
-    queue_text,
     target_of,
 )
+from penstock_operator.endpoint.optimization.outcome import failure_text
 from penstock_operator.endpoint.pods.judging import PodProblem
 from penstock_operator.endpoint.replica_count import ReplicaTarget
 from penstock_operator.endpoint.serving import ServingChoice
@@ -28,7 +27,7 @@ from penstock_operator.facts.names import ENDPOINT, gateway_names
 from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import MODEL_FAILURES, Reason
 from penstock_operator.facts.workloads import DeploymentFacts, OptimizedModelFacts
-from penstock_operator.limits.concurrency import SlotDecision
+from penstock_operator.limits.concurrency import OPTIMIZATIONS, ROLLOUTS, SlotDecision
 
 NAMED_KINDS = ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "ServiceAccount", "RoleBinding")
 """Kinds of objects that are named after the endpoint."""
@@ -180,11 +179,11 @@ def model_resolved(endpoint: ParsedEndpoint, wanted: OptimizationState | None) -
     if wanted.ready and result is not None:
         size = f"{result.parameters / 1e6:.4g} million weights" if result.parameters else "its weights"
         digest = f", digest {result.model_digest.removeprefix('sha256:')[:DIGITS]}" if result.model_digest else ""
-        return yes(Reason.RESOLVED, f"{model} was read: {size}{digest}.")
+        return yes(Reason.RESOLVED, f"{result.model_resolved or model} was read: {size}{digest}.")
     failure, running = wanted.status.failure, wanted.running
     runs_again = running is not None and running.started
     if failure is not None and failure.reason in MODEL_FAILURES and not runs_again:
-        return no(failure.reason, failure_text(wanted))
+        return no(failure.reason, failure_text(wanted.name, wanted.status))
     if wanted.status.baseline is not None:
         return yes(Reason.RESOLVED, f"{model} was read, and its fp32 graph is published.")
     return unknown(Reason.RESOLVING, f"The optimisation job finds {model} when it runs.")
@@ -214,11 +213,11 @@ def optimized(
         return yes(Reason.OPTIMIZED, f"{result.plan.summary}{speed}.{cut if result.cut_short else ''}")
     goes_on = " What serves goes on serving." if serving is not None else ""
     if wanted.failed and status.failure is not None:
-        return no(status.failure.reason, failure_text(wanted) + goes_on)
+        return no(status.failure.reason, failure_text(wanted.name, wanted.status) + goes_on)
     if wanted.slot is not None and wanted.queued:
-        return no(Reason.OPTIMIZATION_QUEUED, queue_text(wanted.slot) + goes_on)
+        return no(Reason.OPTIMIZATION_QUEUED, wanted.slot.waits_for(*OPTIMIZATIONS) + goes_on)
     if status.retry_after is not None:
-        return no(Reason.WAITING_TO_RETRY, failure_text(wanted) + goes_on)
+        return no(Reason.WAITING_TO_RETRY, failure_text(wanted.name, wanted.status) + goes_on)
     if spec.suspend:
         return no(Reason.SUSPENDED, "The endpoint is suspended: set spec.suspend to false to have it optimised.")
     running = wanted.running
@@ -245,7 +244,7 @@ def accuracy(wanted: OptimizationState | None, serving: ServingChoice | None) ->
         and failure is not None
         and failure.reason == Reason.NO_CANDIDATE_WITHIN_BUDGET
     ):
-        return no(Reason.NO_CANDIDATE_WITHIN_BUDGET, failure_text(wanted))
+        return no(Reason.NO_CANDIDATE_WITHIN_BUDGET, failure_text(wanted.name, wanted.status))
     if serving is None:
         return unknown(Reason.NOTHING_SERVES, "Nothing serves yet.")
     if serving.baseline:
@@ -345,7 +344,7 @@ def progressing(
     if deployment is None or endpoint.spec.suspend:
         return no(Reason.SETTLED, "No rollout is under way.")
     if slot is not None and not slot.allowed:
-        waits = slot.waits_for("rollout", "maxConcurrentRollouts")
+        waits = slot.waits_for(*ROLLOUTS)
         return no(Reason.ROLLOUT_QUEUED, f"A new plan is to roll out. {waits} The present pods serve on.")
     if canary is not None:
         return canary

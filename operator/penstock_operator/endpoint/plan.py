@@ -20,7 +20,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from penstock.resources.hardware_class import HardwareClassSpec
-from penstock.resources.optimized_model import OptimizedModelStatus, optimized_model_name
+from penstock.resources.optimized_model import OptimizedModelStatus, Phase, optimized_model_name
 from penstock.resources.rollout_status import CanaryStatus
 from penstock.resources.status import EndpointStatus
 from penstock_operator.endpoint.conditions import accepted
@@ -43,6 +43,7 @@ from penstock_operator.endpoint.optimization.model import (
     with_conditions,
     with_measured_capacity,
 )
+from penstock_operator.endpoint.optimization.replaces import is_kept
 from penstock_operator.endpoint.optimization.runs import ended_jobs, next_run, run_part, superfluous_jobs
 from penstock_operator.endpoint.pods.judging import PinVerdict, PodProblem, judge_pinning, pod_problems
 from penstock_operator.endpoint.pods.placement import PodRequirements, missing_for
@@ -133,7 +134,7 @@ def plan(observed: EndpointSnapshot) -> ReconcilePlan:
         canary=objects.rollout.canary,
         live=live,
     )
-    parts = (models.part, quota, *objects.parts, exposure.part, pods.part)
+    parts = (models.part, quota, *objects.parts, exposure.part, pods.part, live.part if live is not None else Part())
     return _sum(
         state, before, parts, objects, allocation=allocation if objects.allocation is None else objects.allocation
     )
@@ -190,10 +191,10 @@ def _models(
 ) -> _Models:
     """The OptimizedModels of the spec and of the Deployment, and the next job."""
     wanted, part = None, Part()
-    if accepted and isinstance(hardware, HardwareClassSpec):
-        wanted, part = _optimise(endpoint, observed, hardware)
     label = observed.deployment.optimized_model if observed.deployment is not None else ""
     served = find(observed.optimized_models, label)
+    if accepted and isinstance(hardware, HardwareClassSpec):
+        wanted, part = _optimise(endpoint, observed, hardware, served)
     pinned = pinned_model(endpoint.spec, observed.optimized_models, present=label) if accepted else None
     present = None if served is None else _assess(served, endpoint, observed)
     if wanted is not None and present is not None and present.name == wanted.name:
@@ -209,14 +210,20 @@ def _models(
 
 
 def _optimise(
-    endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: HardwareClassSpec
+    endpoint: ParsedEndpoint,
+    observed: EndpointSnapshot,
+    hardware: HardwareClassSpec,
+    served: OptimizedModelFacts | None,
 ) -> tuple[OptimizationState | None, Part]:
-    """The OptimizedModel of the spec, and its next job."""
+    """The OptimizedModel of the spec, and its next job. `served`: the Deployment's."""
     spec = wanted_spec(endpoint.spec, observed.settings, observed.workload_texts, hardware.target)
     if spec is None:
         return None, Part()
     name, suspended = optimized_model_name(spec), endpoint.spec.suspend
     facts = find(observed.optimized_models, name)
+    present = None if served is None or served.deleting or served.name == name else read_state(served)
+    if present is not None and is_kept(present, spec) and (facts is None or status_of(facts).phase is not Phase.READY):
+        spec, name, facts = present.spec, present.name, served
     if facts is None:
         new = () if suspended else (optimized_model_object(None, spec, endpoint, ready=False),)
         return OptimizationState(name, spec, OptimizedModelStatus(), exists=False), Part(apply=new)

@@ -17,10 +17,10 @@ from penstock_operator.decide import Cause
 from penstock_operator.endpoint.prometheus_urls import url_problem
 from penstock_operator.endpoint.snapshot import EndpointSnapshot
 from penstock_operator.endpoint.spec import ParsedEndpoint
-from penstock_operator.facts.findings import Event, Finding, clipped, no, sentence, stopped, unknown, yes
+from penstock_operator.facts.findings import Event, Finding, clipped, no, sentence, unknown, yes
 from penstock_operator.facts.installation import PlanSettings
 from penstock_operator.facts.reasons import Reason
-from penstock_operator.facts.scaling import HPA, SCALED_OBJECT, DesiredScale, ScalerFacts
+from penstock_operator.facts.scaling import HPA, SCALED_OBJECT, DesiredScale, ScalerFacts, cannot_scale, handing_over
 from penstock_operator.facts.workloads import DeploymentFacts
 
 DECIDED = frozenset({ScalingMode.INTERNAL, ScalingMode.HPA, ScalingMode.KEDA})
@@ -121,10 +121,6 @@ def _belongs(scaler: ScalerFacts, mode: ScalingMode) -> bool:
     return mode is ScalingMode.KEDA and SCALED_OBJECT in {scaler.kind, scaler.owner}
 
 
-METRIC = "penstock_operator_desired_replicas"
-"""The operator's gauge, and its name in an external metrics API."""
-
-
 def prometheus_of(endpoint: ParsedEndpoint, settings: PlanSettings) -> str:
     """The Prometheus that KEDA queries for the operator's gauge; empty: not configured, or not allowed."""
     url = endpoint.spec.scaling.metrics.prometheus.url
@@ -146,7 +142,7 @@ def metrics_available(observed: EndpointSnapshot, endpoint: ParsedEndpoint) -> F
     mode = scaling.mode
     old = left_over(observed.scalers, mode)
     if old and not endpoint.spec.suspend:
-        return _handing_over(old)
+        return handing_over(old)
     if mode not in DECIDED:
         return yes(Reason.NOT_NEEDED, f"With scaling.mode {mode.value} the operator does not read the load.")
     if mode is ScalingMode.INTERNAL and scaling.min_replicas == scaling.max_replicas:
@@ -173,31 +169,8 @@ def metrics_available(observed: EndpointSnapshot, endpoint: ParsedEndpoint) -> F
         return no(scale.metrics.reason, f"{sentence(scale.metrics.message)} {METRICS_REMEDY}")
     broken = next((one for one in observed.scalers if one.broken and not one.deleting), None)
     if broken is not None:
-        return _cannot_scale(broken)
+        return cannot_scale(broken)
     return yes(Reason.READ, "The load is read: status.scaling has the last decision.")
-
-
-def _handing_over(old: tuple[ScalerFacts, ...]) -> Finding:
-    names = ", ".join(f"the {one.kind} {one.name}" for one in old)
-    keda = any(SCALED_OBJECT in {one.kind, one.owner} for one in old)
-    hint = " KEDA has to remove it: does its operator run?" if keda else ""
-    return unknown(Reason.HANDING_OVER, f"The number of replicas stays until {names} of the mode before is gone.{hint}")
-
-
-def _cannot_scale(scaler: ScalerFacts) -> Finding:
-    """The operator decided, but the scaler that should follow the decision cannot."""
-    where = (
-        "its triggers"
-        if SCALED_OBJECT in {scaler.kind, scaler.owner}
-        else f"external.metrics.k8s.io, which has to have {METRIC}: docs/how-to/scale-with-hpa-or-keda.md has the rule "
-        "for an adapter"
-    )
-    message = stopped(f"{scaler.reason}: {scaler.message}" if scaler.message else scaler.reason)
-    return no(
-        Reason.SCALER_FAILS,
-        f"The {scaler.kind} {scaler.name} cannot scale: {message} The number of replicas stays as it is. "
-        f"Look at {where}.",
-    )
 
 
 def curve_current(endpoint: ParsedEndpoint, scale: DesiredScale | None) -> Finding:

@@ -191,8 +191,8 @@ def refusal(spec: ModelEndpointSpec, allowed: AllowList, namespace: Mapping[str,
             return no(
                 Reason.SOURCE_NOT_ALLOWED,
                 f"{name} is the folder {source.location} of a node, which is below none of the folders that the "
-                f"cluster's administrator allows ({_listed(allowed.file_prefixes)}). Use a hf://, s3://, gs://, az:// "
-                "or pvc:// source, or ask the administrator to add a folder to policy.fileSources of the chart.",
+                f"cluster's administrator allows ({_listed(allowed.file_prefixes)}). Use a hf://, s3://, gs://, az://, "
+                "oci:// or pvc:// source, or ask the administrator to add a folder to policy.fileSources of the chart.",
             )
     for setting, name, value in _refused(spec, allowed):
         return no(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from penstock.artefact_store import StoreUri
 from penstock.hardware import NeuronGeneration
+from penstock.resources.optimized_model import SEARCH_REVISION
 from penstock_operator.facts.tenants import AllowList, NamespaceQuota
 
 
@@ -45,6 +46,8 @@ class PlanSettings:
     optimizer_image: str
     toolchain: str
     """Version of the content of the optimizer image; a new version gives new OptimizedModel keys."""
+    search_revision: int = SEARCH_REVISION
+    """Results of lower revisions are replaced after an upgrade; others are kept."""
     neuron: NeuronSettings = field(default_factory=NeuronSettings)
     store_uri: str = "file:///var/lib/penstock/artefacts"
     store_volume: StoreVolume | None = None

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock_operator.facts.findings import Finding
+from penstock_operator.facts.findings import Finding, no, stopped, unknown
 from penstock_operator.facts.names import Object
+from penstock_operator.facts.reasons import Reason
 
 HPA = "HorizontalPodAutoscaler"
 SCALED_OBJECT = "ScaledObject"
+METRIC = "penstock_operator_desired_replicas"
+"""The operator's gauge, and its name in an external metrics API."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,30 @@ def _tolerance(behaviour: Object) -> bool:
     """Whether both directions have the tolerance that the operator sets. API servers without the feature drop the
     field."""
     return all("tolerance" in (behaviour.get(direction) or {}) for direction in ("scaleUp", "scaleDown"))
+
+
+def handing_over(old: tuple[ScalerFacts, ...]) -> Finding:
+    """Scalers of another mode still write the replica count."""
+    names = ", ".join(f"the {one.kind} {one.name}" for one in old)
+    keda = any(SCALED_OBJECT in {one.kind, one.owner} for one in old)
+    hint = " KEDA has to remove it: does its operator run?" if keda else ""
+    return unknown(Reason.HANDING_OVER, f"The number of replicas stays until {names} of the mode before is gone.{hint}")
+
+
+def cannot_scale(scaler: ScalerFacts) -> Finding:
+    """The operator decided, but the scaler that should follow the decision cannot."""
+    where = (
+        "its triggers"
+        if SCALED_OBJECT in {scaler.kind, scaler.owner}
+        else f"external.metrics.k8s.io, which has to have {METRIC}: docs/how-to/scale-with-hpa-or-keda.md has the rule "
+        "for an adapter"
+    )
+    message = stopped(f"{scaler.reason}: {scaler.message}" if scaler.message else scaler.reason)
+    return no(
+        Reason.SCALER_FAILS,
+        f"The {scaler.kind} {scaler.name} cannot scale: {message} The number of replicas stays as it is. "
+        f"Look at {where}.",
+    )
 
 
 @dataclass(frozen=True)

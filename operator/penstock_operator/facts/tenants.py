@@ -20,9 +20,12 @@ from penstock.resources.fields.rules import TextRule
 from penstock.resources.hardware_class import NamespaceSelector
 
 SourcePrefix = Annotated[
-    str, Field(max_length=512, pattern=r"^(hf|s3|gs|az|pvc|pkg)://([A-Za-z0-9._=+-]+(/[A-Za-z0-9._=+-]+)*/?)?$")
+    str,
+    Field(
+        max_length=512, pattern=r"^(hf|s3|gs|az|oci|pvc|pkg)://([A-Za-z0-9._=+-]+(:[0-9]+)?(/[A-Za-z0-9._=+-]+)*/?)?$"
+    ),
 ]
-"""`hf://`, `hf://organisation/`, `s3://bucket/folder/`: everything below it."""
+"""`hf://`, `hf://organisation/`, `s3://bucket/folder/`, `oci://registry:5000/team/`: everything below it."""
 
 
 class AllowedSources(Spec):

@@ -32,6 +32,9 @@ SHOWN = 10
 """Longest line in front of an endpoint that its status counts exactly."""
 AGAIN_SECONDS = 30.0
 """Interval between plans of an endpoint near the head of the line, in case the event that frees a slot is missed."""
+OPTIMIZATIONS = ("optimisation", "maxConcurrentOptimizations")
+ROLLOUTS = ("rollout", "maxConcurrentRollouts")
+"""A word for one, and the value of the chart that limits them."""
 EPOCH = datetime.fromtimestamp(0, UTC)
 NOW = datetime.max.replace(tzinfo=UTC)
 """Later than any time that another namespace waits since."""

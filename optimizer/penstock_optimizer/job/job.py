@@ -41,7 +41,7 @@ from penstock_runtime.host import CoreGrant, Host, read_host
 from penstock_runtime.host.disk import lock_file
 from penstock_runtime.models.files import copy_within
 from penstock_runtime.models.folder import TOKENIZER, ModelFolder
-from penstock_runtime.models.sources.fetch import fetch_model
+from penstock_runtime.models.sources.fetch import fetch_model, resolved_source
 from penstock_runtime.models.sources.transfer import OnConfig, ignore_config, ignore_progress
 from penstock_runtime.models.sources.transfer import OnProgress as OnTransfer
 from penstock_runtime.store.verification import verify_files
@@ -113,6 +113,8 @@ class Job:
     store: Path
     neuron: NeuronToolchain | None = None
     """What compiles for AWS Inferentia; None: the endpoint is for CPUs."""
+    resolved: str = ""
+    """The model's source with its commit or digest."""
 
     @classmethod
     def of(
@@ -162,7 +164,8 @@ class Job:
         else:
             tools = {"penstock": tools["penstock"], **neuron.packages}
             key = neuron_key(spec, target=neuron.target, packages=neuron.packages, digest=digest, cores=spec.cores)
-        return cls(spec, folder, digest, host, grant, tools, key, store, neuron)
+        resolved = resolved_source(spec.source, models)
+        return cls(spec, folder, digest, host, grant, tools, key, store, neuron, resolved)
 
     @property
     def max_tokens(self) -> int:
@@ -269,6 +272,7 @@ class Job:
             toolchain=self.tools,
             model=ModelFacts(
                 source=self.spec.model,
+                resolved=self.resolved,
                 digest=self.digest,
                 architecture=self.folder.architecture or self.folder.model_type,
                 head=head_of(self.spec.task, self.folder),

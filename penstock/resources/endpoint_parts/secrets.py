@@ -13,7 +13,8 @@ class ModelCredentials(Spec):
 
     secret_name: ObjectName = Field(
         description="A Secret of this namespace with the credentials that the source's client reads, such as HF_TOKEN, "
-        "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Other keys are ignored (docs/how-to/private-models.md)."
+        "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for oci:// an image pull secret. Other keys are ignored "
+        "(docs/how-to/private-models.md)."
     )
 
 

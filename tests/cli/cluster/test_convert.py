@@ -145,6 +145,12 @@ def test_places_of_models_are_translated(uri: str, expected: str) -> None:
     assert left == []
 
 
+def test_a_modelcar_keeps_its_address() -> None:
+    made, left = convert(service(storageUri="oci://ghcr.io/org/model:v1"), task="fill-mask")
+
+    assert (made["spec"]["model"], left) == ("oci://ghcr.io/org/model:v1", [])
+
+
 def test_the_account_of_a_blob_has_no_place_in_the_address_and_is_listed() -> None:
     made, left = convert(service(storageUri="https://account.blob.core.windows.net/container/path"), task="fill-mask")
 

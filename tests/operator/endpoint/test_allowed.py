@@ -272,7 +272,9 @@ def test_the_message_about_a_source_lists_those_that_are_allowed_in_the_namespac
     assert "policy.allowedSources" in condition(kube)["message"]
 
 
-@pytest.mark.parametrize("model", ["hf://any/model", "s3://any/model", "pvc://claim/model", "pkg://any"])
+@pytest.mark.parametrize(
+    "model", ["hf://any/model", "s3://any/model", "pvc://claim/model", "pkg://any", "oci://r.io/x"]
+)
 def test_without_rules_every_source_but_folders_of_nodes_is_allowed(model: str) -> None:
     kube = Kube(model=model, settings=replace(SETTINGS, allowed=DEFAULTS))
     kube.reconcile()
@@ -281,6 +283,27 @@ def test_without_rules_every_source_but_folders_of_nodes_is_allowed(model: str) 
 
 
 PARTS = st.sampled_from(["our-org", "our-org2", "our", "org", "..", ".", "", "x@our-org"])
+
+
+@pytest.mark.parametrize(
+    ("model", "covered"),
+    [
+        ("oci://ghcr.io/our-org/a:v1", True),
+        (f"oci://ghcr.io/our-org/a/b@sha256:{'0' * 64}", True),
+        ("oci://ghcr.io/our-org-2/a", False),
+        ("oci://ghcr.io.example.com/our-org/a", False),
+        ("oci://registry:5000/a:v1", True),
+        ("oci://registry:50000/a", False),
+        ("oci://registry/our-org:1", None),
+    ],
+)
+def test_repositories_of_registries_are_covered_whatever_their_tag(model: str, *, covered: bool | None) -> None:
+    prefixes = AllowedSources(sources=("oci://ghcr.io/our-org", "oci://registry:5000/")).sources
+    if covered is None:
+        with pytest.raises(SpecError):
+            ModelSource.parse(model)
+    else:
+        assert is_covered(ModelSource.parse(model), prefixes) is covered
 
 
 @given(st.sampled_from(["hf", "s3", "gs", "pvc"]), st.lists(PARTS, min_size=1, max_size=5))

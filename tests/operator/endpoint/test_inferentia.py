@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from typing import Any
 
@@ -10,14 +11,14 @@ import pytest
 from penstock.hardware import INF1_UNSUPPORTED, NOT_RUN, NeuronGeneration
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.job_summary import Failure
-from penstock.resources.optimized_model import RESULT_FORMAT
+from penstock.resources.optimized_model import RESULT_FORMAT, SEARCH_REVISION
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from penstock_operator.endpoint.objects.deployment import Drain
 from penstock_operator.endpoint.snapshot import ReconcilePlan
 from penstock_operator.facts.findings import no
 from penstock_operator.facts.names import ARTEFACT
 from penstock_operator.facts.reasons import Reason
-from penstock_operator.facts.scaling import DesiredScale
+from penstock_operator.facts.scaling import HPA, METRIC, SCALED_OBJECT, DesiredScale
 from penstock_operator.inferentia_settings import InferentiaSettings
 from penstock_optimizer.pod.pod_job import JobVariables
 from penstock_runtime.engines.neuron.device_errors import DeviceFailure, start_error
@@ -26,6 +27,7 @@ from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.settings import SETTINGS as RUNTIME_SETTINGS
 from tests.operator.endpoint.kube import RESULT, Json, Kube, container, guaranteed, hardware_class, result, unscheduled
 from tests.operator.endpoint.objects.test_deployment import container_of, env_of, job_of
+from tests.operator.endpoint.objects.test_scalers import KEDA
 
 GIB = 1024
 
@@ -119,6 +121,7 @@ def test_the_devices_are_part_of_the_key_of_an_optimisation() -> None:
             "version": "0.2.0",
             "target": target,
             "format": RESULT_FORMAT,
+            "revision": SEARCH_REVISION,
         }
     assert len(names) == 2
 
@@ -368,6 +371,25 @@ def test_what_a_pod_measures_replaces_the_provisional_capacity_without_a_rollout
     report_capacity(kube, facts={**MEASURED, "requestsPerSecond": 1.0})
     kube.reconcile()
     assert capacity_in_status(kube)["requestsPerSecond"] == 90.0
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("HPA", HPA), ("KEDA", SCALED_OBJECT)])
+@pytest.mark.parametrize("capacity", [PROVISIONAL, MEASURED], ids=["provisional", "measured"])
+def test_other_scalers_follow_the_decision_as_on_cpus(mode: str, kind: str, capacity: Json) -> None:
+    scaling = {"mode": mode, "maxReplicas": 40}
+    specs = []
+    for kube in (on("inf2", 2, scaling=scaling), Kube(scaling=scaling)):
+        kube.settings = KEDA
+        kube.reconcile()
+        kube.job_succeeds(result(capacity=capacity, pinned=None))
+        kube.reconcile()
+        kube.pods_serve()
+        kube.scale = DesiredScale(11, "11 replicas: 1,100 requests/s.")
+        kube.reconcile()
+        specs.append(kube.objects[kind, "emotion"]["spec"])
+
+    assert specs[0] == specs[1]
+    assert METRIC in json.dumps(specs[0])
 
 
 @pytest.mark.parametrize(

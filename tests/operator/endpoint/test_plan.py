@@ -192,9 +192,76 @@ def test_a_result_out_of_its_budget_does_not_replace_one_within() -> None:
     assert "argmax_agreement 0.9" in message
 
 
+NEW_IMAGES = replace(SETTINGS, toolchain="0.3.0", optimizer_image="localhost/optimizer:0.3.0")
+
+
+def models(kube: Kube) -> list[str]:
+    return sorted(name for kind, name in kube.objects if kind == "OptimizedModel")
+
+
+def test_new_images_search_only_what_is_asked_for() -> None:
+    kube = Kube().optimised()
+    [first] = models(kube)
+
+    kube.settings = NEW_IMAGES
+    made = kube.reconcile()
+    assert models(kube) == [first]
+    assert kube.endpoint["status"]["optimizedModel"] == first
+    assert condition(made, "Optimized")[:2] == ("True", "Optimized")
+    assert kube.plan().apply == made.apply, "nothing more to do"
+
+    # A changed spec is searched with the new images, and what serves stays until then.
+    kube.edit(objective={"latency": {"p95Milliseconds": 10.0}})
+    kube.reconcile()
+    [second] = set(models(kube)) - {first}
+    assert kube.objects["OptimizedModel", second]["spec"]["toolchain"] == {
+        "image": NEW_IMAGES.optimizer_image,
+        "version": "0.3.0",
+        "format": RESULT_FORMAT,
+        "revision": SETTINGS.search_revision,
+    }
+    assert kube.artefact == RESULT
+
+
+@pytest.mark.parametrize("why", ["a higher revision", "an older result", "outside the accuracy budget", "deleted"])
+def test_new_images_search_again(why: str) -> None:
+    kube = Kube().optimised()
+    [first] = models(kube)
+    found = kube.objects["OptimizedModel", first]
+    kube.settings = NEW_IMAGES
+    match why:
+        case "a higher revision":
+            kube.settings = replace(NEW_IMAGES, search_revision=SETTINGS.search_revision + 1)
+        case "an older result":
+            del found["spec"]["toolchain"]["revision"]
+        case "outside the accuracy budget":
+            found["status"]["result"]["accuracy"] |= {"withinBudget": False, "reason": "argmax_agreement 0.9"}
+        case "deleted":
+            del kube.objects["OptimizedModel", first]
+    kube.reconcile()
+
+    [second] = set(models(kube)) - {first}
+    assert kube.endpoint["status"]["optimizedModel"] == second
+    assert kube.artefact == RESULT, "it serves until there is another"
+
+
+def test_a_result_that_new_images_have_made_for_another_endpoint_takes_over() -> None:
+    faster = result(capacity={"requestsPerSecond": 95.0, "p95ObjectiveMilliseconds": 20.0})
+    other = Kube(settings=NEW_IMAGES)
+    other.reconcile()
+    other.job_succeeds(faster, OTHER)
+    other.reconcile()
+    [name] = models(other)
+    kube = Kube().optimised()
+    kube.settings = NEW_IMAGES
+    kube.objects["OptimizedModel", name] = other.objects["OptimizedModel", name]
+    kube.reconcile()
+    assert kube.artefact == OTHER
+
+
 def test_a_slower_result_of_a_newer_optimiser_does_not_replace_what_serves_and_ready_stays_true() -> None:
     kube = Kube().optimised()
-    kube.settings = replace(kube.settings, toolchain="0.3.0")
+    kube.settings = replace(NEW_IMAGES, search_revision=SETTINGS.search_revision + 1)
     kube.reconcile()
     slower = result(capacity={"requestsPerSecond": 40.0, "p95ObjectiveMilliseconds": 20.0})
     kube.job_succeeds(slower, OTHER)
@@ -222,7 +289,7 @@ def test_after_a_rollback_a_result_of_a_later_format_is_replaced_by_the_own_resu
 
 def test_a_faster_result_of_a_newer_optimiser_takes_over() -> None:
     kube = Kube().optimised()
-    kube.settings = replace(kube.settings, toolchain="0.3.0")
+    kube.settings = replace(NEW_IMAGES, search_revision=SETTINGS.search_revision + 1)
     kube.reconcile()
     kube.job_succeeds(result(capacity={"requestsPerSecond": 95.0, "p95ObjectiveMilliseconds": 20.0}), OTHER)
     kube.reconcile()

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from penstock.errors import SpecError
 from penstock.resources.core import ModelSource, Scheme
 
+DIGEST = f"sha256:{'0' * 64}"
+
 
 @pytest.mark.parametrize(
     ("text", "scheme", "location", "revision"),
@@ -26,6 +28,10 @@ from penstock.resources.core import ModelSource, Scheme
         ("s3://bucket/with@at", Scheme.S3, "bucket/with@at", None),
         ("gs://bucket/a", Scheme.GS, "bucket/a", None),
         ("az://container/a", Scheme.AZ, "container/a", None),
+        ("oci://ghcr.io/org/name", Scheme.OCI, "ghcr.io/org/name", "latest"),
+        ("oci://localhost:5000/a/b-c:v1.2_x", Scheme.OCI, "localhost:5000/a/b-c", "v1.2_x"),
+        (f"oci://docker.io/ai/x@{DIGEST}", Scheme.OCI, "docker.io/ai/x", DIGEST),
+        (f"oci://registry:5000/x:v1@{DIGEST}", Scheme.OCI, "registry:5000/x", f"v1@{DIGEST}"),
         ("pvc://claim-1/a/b", Scheme.PVC, "claim-1/a/b", None),
         ("pvc://claim", Scheme.PVC, "claim", None),
         ("file:///models/x", Scheme.FILE, "/models/x", None),
@@ -79,6 +85,13 @@ def test_sources_are_parsed(text: str, scheme: Scheme, location: str, revision: 
         ("s3://bucket/../other", "Write s3://bucket/path"),
         ("s3:///path", "Write s3://bucket/path"),
         ("pvc://Claim/x", "Write pvc://claim/path"),
+        ("oci://ghcr.io", "Write oci://registry/repository:tag"),
+        ("oci://ai/smollm2", "Write oci://registry/repository:tag"),
+        ("oci://user:password@ghcr.io/a", "Write oci://registry/repository:tag"),
+        ("oci://ghcr.io/a/../b", "Write oci://registry/repository:tag"),
+        ("oci://ghcr.io/a:", "Write oci://registry/repository:tag"),
+        ("oci://ghcr.io/a@sha256:12", "Write oci://registry/repository:tag"),
+        ("oci://169.254.169.254:80:1/a", "Write oci://registry/repository:tag"),
         ("pkg://my-package/x", "Write pkg://import_name/folder"),
         ("file:///a/../b", "Write file:///absolute/path"),
         ("s3://bucket/a\nb", "Write s3://bucket/path"),

@@ -104,15 +104,15 @@ def running_s3(root: Path, port: int | None = None, *, users: dict[str, str] | N
             stderr=subprocess.STDOUT,
         )
         try:
-            _wait_for_port(port, process, log)
+            wait_for_port(port, process, log)
             yield S3(f"http://127.0.0.1:{port}", root)
         finally:
             process.terminate()
             process.wait(timeout=START_SECONDS)
 
 
-def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """The server has no other sign of being ready than that it answers."""
+def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a server answers: it has no other sign of being ready."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -121,4 +121,4 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> No
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.05)
-    pytest.fail(f"versitygw did not start:\n{log.read_text()[-2000:]}")
+    pytest.fail(f"the server did not start:\n{log.read_text()[-2000:]}")

@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from penstock.resources.endpoint_parts.scaling import Scaling, ScalingMode
-from penstock_operator.endpoint.replica_count import METRIC, in_force, left_over, prometheus_of
+from penstock_operator.endpoint.replica_count import in_force, left_over, prometheus_of
 from penstock_operator.endpoint.snapshot import EndpointSnapshot, Part
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.names import Json, Ref
-from penstock_operator.facts.scaling import HPA, SCALED_OBJECT, DesiredScale, ScalerFacts
+from penstock_operator.facts.scaling import HPA, METRIC, SCALED_OBJECT, DesiredScale, ScalerFacts
 
 POLLING_SECONDS = 15
 COOLDOWN_SECONDS = 300

@@ -25,7 +25,7 @@ from penstock.resources.optimized_model import (
     optimized_model_name,
     texts_digest,
 )
-from penstock_operator.endpoint.optimization.outcome import JobRunning
+from penstock_operator.endpoint.optimization.outcome import JobRunning, failure_text
 from penstock_operator.endpoint.snapshot import StatusWrite
 from penstock_operator.endpoint.spec import ParsedEndpoint
 from penstock_operator.facts.findings import clipped, sentence
@@ -34,7 +34,7 @@ from penstock_operator.facts.names import API_VERSION, Json, model_labels
 from penstock_operator.facts.pods import RuntimePod
 from penstock_operator.facts.reasons import Reason
 from penstock_operator.facts.workloads import ModelUser, OptimizedModelFacts
-from penstock_operator.limits.concurrency import SlotDecision
+from penstock_operator.limits.concurrency import OPTIMIZATIONS, SlotDecision
 
 OWNERS = 16
 """Maximum number of endpoints that own a shared OptimizedModel: the first by name. Thousands may share one, and
@@ -52,7 +52,13 @@ def wanted_spec(
         return None
     digest = texts_digest(texts) if spec.workload.texts_from is not None and texts is not None else None
     image = settings.optimizer_image_for(target)
-    toolchain = Toolchain(image=image, version=settings.toolchain, target=target, format=RESULT_FORMAT)
+    toolchain = Toolchain(
+        image=image,
+        version=settings.toolchain,
+        target=target,
+        format=RESULT_FORMAT,
+        revision=settings.search_revision,
+    )
     return OptimizedModelSpec.of(spec, toolchain, texts_digest=digest)
 
 
@@ -173,11 +179,11 @@ def _ready_condition(state: OptimizationState) -> tuple[ConditionStatus, str, st
         plan = status.result.plan.summary if status.result is not None else "the result"
         return ConditionStatus.TRUE, Reason.PUBLISHED, f"{sentence(plan)} The artefact is in the store."
     if status.failure is not None and status.phase is Phase.FAILED:
-        return ConditionStatus.FALSE, status.failure.reason, failure_text(state)
+        return ConditionStatus.FALSE, status.failure.reason, failure_text(state.name, status)
     if state.slot is not None and state.queued:
-        return ConditionStatus.FALSE, Reason.OPTIMIZATION_QUEUED, queue_text(state.slot)
+        return ConditionStatus.FALSE, Reason.OPTIMIZATION_QUEUED, state.slot.waits_for(*OPTIMIZATIONS)
     if status.failure is not None and status.retry_after is not None:
-        return ConditionStatus.FALSE, Reason.WAITING_TO_RETRY, failure_text(state)
+        return ConditionStatus.FALSE, Reason.WAITING_TO_RETRY, failure_text(state.name, status)
     if state.running is not None and state.running.unschedulable:
         return (
             ConditionStatus.FALSE,
@@ -195,28 +201,6 @@ def _ready_condition(state: OptimizationState) -> tuple[ConditionStatus, str, st
         )
     job = f"The job {status.job} is about to start." if status.job else "The job is about to be created."
     return ConditionStatus.FALSE, Reason.PENDING, job
-
-
-def queue_text(slot: SlotDecision) -> str:
-    """Why the next run waits."""
-    return slot.waits_for("optimisation", "maxConcurrentOptimizations")
-
-
-def failure_text(state: OptimizationState) -> str:
-    """The failure of the last run, the next action, and whether it is retried."""
-    status, failure = state.status, state.status.failure
-    if failure is None:
-        return ""
-    parts = [sentence(failure.message), sentence(failure.remedy)]
-    if status.retry_after is not None:
-        parts.append(f"Run {status.attempts} failed; the next one starts at {status.retry_after}.")
-    elif state.failed:
-        runs = f"after {status.attempts} runs" if status.attempts > 1 else "and is not tried again by itself"
-        parts.append(
-            f"It was given up {runs}: a changed spec starts anew, and so does "
-            f"kubectl delete optimizedmodel {state.name}."
-        )
-    return " ".join(filter(None, parts))
 
 
 def digests(status: Json) -> tuple[str, ...]:

@@ -13,9 +13,10 @@ from functools import partial
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import ArtefactError
 from penstock.resources.job_summary import Failure, Summary
+from penstock.resources.optimized_model import OptimizedModelStatus, Phase
 from penstock.resources.result import ArtefactReference
 from penstock_operator.endpoint.pods.judging import waiting
-from penstock_operator.facts.findings import clipped, unprintable_as_spaces
+from penstock_operator.facts.findings import clipped, sentence, unprintable_as_spaces
 from penstock_operator.facts.pod_data import MESSAGE_MAX_BYTES, read_json
 from penstock_operator.facts.pods import JobFacts, PodFacts
 from penstock_operator.facts.reasons import Reason
@@ -197,3 +198,19 @@ def _timed_out(detail: str) -> JobFailed:
 
 def _failed(reason: str, message: str, remedy: str, *, retryable: bool) -> JobFailed:
     return JobFailed(Failure(reason=reason, message=clipped(message, 2048), remedy=remedy, retryable=retryable))
+
+
+def failure_text(name: str, status: OptimizedModelStatus) -> str:
+    """The failure of the last run of an OptimizedModel, the next action, and whether it is retried."""
+    failure = status.failure
+    if failure is None:
+        return ""
+    parts = [sentence(failure.message), sentence(failure.remedy)]
+    if status.retry_after is not None:
+        parts.append(f"Run {status.attempts} failed; the next one starts at {status.retry_after}.")
+    elif status.phase is Phase.FAILED:
+        runs = f"after {status.attempts} runs" if status.attempts > 1 else "and is not tried again by itself"
+        parts.append(
+            f"It was given up {runs}: a changed spec starts anew, and so does kubectl delete optimizedmodel {name}."
+        )
+    return " ".join(filter(None, parts))

@@ -1,4 +1,5 @@
-"""Whether the result of a new spec, or of a new release, is to replace the artefact that serves."""
+"""Whether a new release is to search again, and whether the result of a new spec, or of a new release, is to replace
+the artefact that serves."""
 
 from __future__ import annotations
 
@@ -47,3 +48,17 @@ def _tokens_per_second(result: Result) -> float | None:
 def without_toolchain(spec: OptimizedModelSpec) -> object:
     """The fields of the spec that its user chooses."""
     return spec.model_dump(exclude={"toolchain"})
+
+
+def is_kept(served: OptimizationState, wanted: OptimizedModelSpec) -> bool:
+    """Whether the result that serves stays the wanted one although other images would search for the present spec: it
+    was made for the same spec with this revision of the search, and answers within its accuracy budget."""
+    result = served.status.result
+    return (
+        served.ready
+        and result is not None
+        and result.accuracy.within_budget
+        and served.spec.toolchain.target is wanted.toolchain.target
+        and served.spec.toolchain.revision >= wanted.toolchain.revision
+        and without_toolchain(served.spec) == without_toolchain(wanted)
+    )

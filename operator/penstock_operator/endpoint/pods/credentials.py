@@ -26,14 +26,20 @@ KEYS: dict[str, tuple[str, ...]] = {
         "AZURE_CLIENT_SECRET",
         "AZURE_TENANT_ID",
     ),
+    "oci": (".dockerconfigjson",),
     # gs:// needs a service account: google-auth reads no credential from a variable, only the path of a file.
 }
 """Scheme of a model source or an artefact store -> the keys that its client reads as credentials."""
+_VARIABLES = {".dockerconfigjson": "PENSTOCK_REGISTRY_AUTH"}
+"""Variables for keys that have other names."""
 
 
 def secret_variables(secret: str, scheme: StrEnum) -> list[Json]:
     """The variables that a Secret of this name gives to a client of this scheme. Keys that it lacks are left out."""
     return [
-        {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
+        {
+            "name": _VARIABLES.get(key, key),
+            "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}},
+        }
         for key in KEYS.get(scheme.value, ())
     ]

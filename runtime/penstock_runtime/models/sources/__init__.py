@@ -1,1 +1,1 @@
-"""Fetches models from the hub, object stores, volumes, folders and Python packages into a local folder."""
+"""Fetches models from the hub, registries, object stores, volumes, folders and packages into a local folder."""

@@ -15,6 +15,7 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import static_folder
 from penstock_runtime.models.sources.hub import HubFetch
 from penstock_runtime.models.sources.object_source import ObjectFetch, fetch_object, open_source
+from penstock_runtime.models.sources.oci_source import OciFetch, resolved_digest
 from penstock_runtime.models.sources.transfer import (
     FetchProgress,
     OnConfig,
@@ -51,7 +52,7 @@ def fetch_model(
     Raises ModelNotFound, ModelAccessDenied, MissingPackage; UnsupportedModel for more than `max_model_bytes`;
     ModelUnavailable (temporary) after `retries`; and the errors of `ModelFolder.open`.
     """
-    retries = _reporting(retries, source, on_progress)
+    retries = reporting(retries, source, on_progress)
     match source.scheme:
         case Scheme.FILE:
             folder = _file_folder(source, os.environ.get(FILE_PREFIX_VARIABLE), os.environ.get(FILE_ROOT_VARIABLE))
@@ -61,6 +62,8 @@ def fetch_model(
             folder = _claim_folder(source, Path(os.environ.get(PVC_ROOT_VARIABLE) or DEFAULT_PVC_ROOT))
         case Scheme.HF:
             folder = HubFetch(source, cache, token, graph=graph, retries=retries, report=on_progress, check=check).run()
+        case Scheme.OCI:
+            folder = OciFetch(source, cache, retries, on_progress, check).run()
         case Scheme.S3 | Scheme.GS | Scheme.AZ:
             folder = ObjectFetch(
                 source, open_source(source), cache, graph=graph, retries=retries, report=on_progress, check=check
@@ -73,6 +76,25 @@ def fetch_model(
     elif static_folder.is_static(folder):
         folder = static_folder.unpack(folder, cache)
     return ModelFolder.open(folder)
+
+
+def fetch_artefact(source: ModelSource, cache: Path, on_progress: OnProgress) -> Path:
+    """The folder of an artefact that `penstock push` has written, each file verified by its digest; errors as
+    `fetch_model`, and ModelError for an image or artefact of another kind."""
+    retries = reporting(DEFAULT_RETRIES, source, on_progress)
+    return OciFetch(source, cache, retries, on_progress, artefact=True).run()
+
+
+def resolved_source(source: ModelSource, cache: Path) -> str:
+    """The source with the commit or digest that its branch or tag had when it was fetched into `cache`; empty for
+    sources without versions."""
+    revision: str | None = None
+    if source.scheme is Scheme.HF:
+        revision = HubFetch(source, cache, None, graph=False, retries=DEFAULT_RETRIES, report=ignore_progress).commit()
+    elif source.scheme is Scheme.OCI:
+        digest = resolved_digest(source, cache)
+        revision = source.revision if digest == source.digest else f"{source.revision}@{digest}"
+    return "" if revision is None else str(replace(source, revision=revision))
 
 
 MOST_FILE_BYTES = 2**30
@@ -93,7 +115,7 @@ def fetch_file(source: ModelSource, folder: Path) -> Path:
     return path
 
 
-def _reporting(retries: Retries, source: ModelSource, on_progress: OnProgress) -> Retries:
+def reporting(retries: Retries, source: ModelSource, on_progress: OnProgress) -> Retries:
     """`retries` that also report each failed attempt as progress."""
 
     def on_failure(error: PenstockError, seconds: float) -> None:

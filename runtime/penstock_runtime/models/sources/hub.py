@@ -110,6 +110,11 @@ class HubFetch:
         self._records.point(revision, listing.commit)
         return folder
 
+    def commit(self) -> str | None:
+        """The commit that the source's branch or tag had at the last fetch; the source's own, if it names one."""
+        revision = self.source.revision or "main"
+        return revision if COMMIT.fullmatch(revision) else self._records.commit_of(revision)
+
     def _list(self, revision: str) -> _Listing:
         api = _hub().HfApi(endpoint=_endpoint(), token=self.token)
         info = api.model_info(self.source.repository, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)

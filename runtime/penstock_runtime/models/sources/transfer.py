@@ -58,7 +58,7 @@ def translate_folder_errors(folder: Path, *, option: str = OPTION) -> Iterator[N
 
 MAX_BYTES_VARIABLE = "PENSTOCK_MODEL_MAX_BYTES"
 DEFAULT_MAX_BYTES = 64 * 2**30
-_FILES = 1000
+MOST_FILES = 1000
 """Files of one model: the largest published ones have some 200 shards."""
 
 
@@ -110,8 +110,10 @@ def choose_files(origin: str, names: Iterable[str], *, graph: bool) -> list[str]
     else:
         tensors = []
     own = own_graph(names)
-    if len(tensors) > _FILES:
-        raise UnsupportedModel(f"{origin} has {len(tensors)} files of weights", remedy=f"Use at most {_FILES} files")
+    if len(tensors) > MOST_FILES:
+        raise UnsupportedModel(
+            f"{origin} has {len(tensors)} files of weights", remedy=f"Use at most {MOST_FILES} files"
+        )
     if own is None and not tensors and not any(map(_STATIC.fullmatch, settings)):
         raise missing_weights(origin, names)
     data = re.compile(re.escape(own or "") + r"[._]data[\w.]*")

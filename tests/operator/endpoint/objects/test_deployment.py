@@ -372,7 +372,8 @@ def secrets_of(value: Json) -> dict[str, str]:
     for entry in container_of(value)["env"]:
         if "valueFrom" in entry:
             reference = entry["valueFrom"]["secretKeyRef"]
-            assert (reference["key"], reference["optional"]) == (entry["name"], True)
+            name = {".dockerconfigjson": "PENSTOCK_REGISTRY_AUTH"}.get(reference["key"], reference["key"])
+            assert (name, reference["optional"]) == (entry["name"], True)
             found[entry["name"]] = reference["name"]
     return found
 
@@ -397,10 +398,14 @@ def test_serving_pods_have_the_secret_that_can_only_read_and_jobs_the_other() ->
     assert '"s3"' not in json.dumps(kube.deployment)
 
 
-def test_the_models_credentials_reach_the_job_and_no_runtime_pod() -> None:
-    kube = Kube(modelCredentials={"secretName": "hf-token"}).optimised()
-    assert secrets_of(job_of(kube)) == {"HF_TOKEN": "hf-token"}
-    assert "hf-token" not in json.dumps(kube.deployment)
+@pytest.mark.parametrize(
+    ("model", "variable"),
+    [("hf://org/emotion@main", "HF_TOKEN"), ("oci://ghcr.io/org/emotion:v1", "PENSTOCK_REGISTRY_AUTH")],
+)
+def test_the_models_credentials_reach_the_job_and_no_runtime_pod(model: str, variable: str) -> None:
+    kube = Kube(model=model, modelCredentials={"secretName": "of-the-model"}).optimised()
+    assert secrets_of(job_of(kube)) == {variable: "of-the-model"}
+    assert "of-the-model" not in json.dumps(kube.deployment)
 
 
 def test_for_a_download_from_the_kind_of_the_store_the_models_credentials_replace_the_stores() -> None:
@@ -431,12 +436,16 @@ HOSTILE = (
     "STORAGE_EMULATOR_HOST",
     "FSSPEC_S3",
     "PENSTOCK_FILE_ROOT",
+    "PENSTOCK_REGISTRY_HTTP",
+    "DOCKER_CONFIG",
     "SSL_CERT_FILE",
 )
 """Keys with which the author of a Secret would load code into the job or redirect its downloads."""
 
 
-@pytest.mark.parametrize("model", ["hf://org/emotion@main", "s3://bucket/x", "az://container/x", "gs://bucket/x"])
+@pytest.mark.parametrize(
+    "model", ["hf://org/emotion@main", "s3://bucket/x", "az://container/x", "gs://bucket/x", "oci://r:1/x"]
+)
 def test_a_secret_cannot_load_code_into_a_pod_or_redirect_its_traffic(model: str) -> None:
     """What a kubelet would set from Secrets that hold every hostile key."""
     settings = replace(SETTINGS, store_uri="s3://models/here", store_secret="store")
