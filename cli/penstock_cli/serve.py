@@ -153,6 +153,7 @@ class ServeSession:
             logger.info("cores: %s", finding, extra=log_event("CoreFinding", object=name))
         prompts = self._endpoint.spec.serving.prompts if self._endpoint is not None else None
         status = ServerStatus(name, task, host=self._host, grant=grant, route_prompts=of_routes(prompts))
+        status.guard_policy = self._endpoint.spec.serving.guard_policy if self._endpoint is not None else None
         server = Server(status, self._settings)
         await server.start()
         return await serve_while(server, self._work(server, grant), partial(self._report_failure, server))

@@ -16,10 +16,12 @@ from penstock.errors import PenstockError
 from penstock_runtime.app.server import Server, request_limits
 from penstock_runtime.engines.base import HasDevice
 from penstock_runtime.errors import NotReady
+from penstock_runtime.http.api.guard.verdicts import check_policy
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generator import Generator
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.predictor import Predictor
+from penstock_runtime.tasks.classification.text_classification import TextClassification
 
 AnyModel = LoadedModel | GenerationModel
 AnyPredictor = Predictor | Generator
@@ -78,6 +80,7 @@ async def start_model(server: Server, model: AnyModel) -> AnyPredictor:
         server.status.limits = {"max_total_tokens": generator.longest}
         server.serve_with(generator, model.plan, model.manifest)
         return generator
+    _check_policy(server, model)
     predictor = Predictor(
         model,
         server.metrics,
@@ -117,6 +120,15 @@ async def replace_model(server: Server, predictor: AnyPredictor, model: AnyModel
         _watch_device(server, model)
     freeze_garbage_collector()
     return True
+
+
+def _check_policy(server: Server, model: LoadedModel) -> None:
+    """SpecError if the model cannot follow the endpoint's policy for gateways."""
+    policy, task = server.status.guard_policy, model.task
+    if policy is not None:
+        room = model.max_tokens - task.tokenizer.single.specials
+        gives_shares = not isinstance(task, TextClassification) or task.gives_shares
+        check_policy(policy, task.name, model.labels, room=room, gives_shares=gives_shares)
 
 
 def _watch_device(server: Server, model: LoadedModel) -> None:

@@ -99,6 +99,7 @@ class PodServing:
             task = task or manifest.task
             cores = None if is_on_device(manifest.chosen.plan) else cores or manifest.cores
         status = ServerStatus(variables.name, task, host=self._host, route_prompts=of_routes(variables.prompts))
+        status.guard_policy = variables.guard_policy
         status.message = "the artefact is being fetched" if folder is None else "the model is loading"
         if cores is not None and NeuronVariables.of(os.environ).neuron_target is None:
             # Fail before anything else if the machine has too few cores.

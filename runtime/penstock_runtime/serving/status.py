@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.manifest import CandidateFacts, Manifest
 from penstock.recipe import Plan, Recipe
+from penstock.resources.endpoint_parts.guard_policy import GuardPolicy
 from penstock.resources.result import CapacityFacts
 from penstock.tasks import TaskName
 from penstock.vector_space import VectorSpace
@@ -127,6 +128,9 @@ class ServerStatus:
     """Texts that are too long are cut, unless a request has another rule."""
     route_prompts: Mapping[str, str] = field(default_factory=dict)
     """The name of the default prompt of each route that has a separate one, by path."""
+
+    guard_policy: GuardPolicy | None = None
+    """Of a classifier in front of a language model; None: it answers no gateways but by `/classify`."""
 
     def candidate(self) -> CandidateFacts | None:
         """The optimisation's facts about the recipe being served."""

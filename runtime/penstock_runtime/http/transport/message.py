@@ -38,6 +38,7 @@ class Request:
         "caller",
         "chunked",
         "client",
+        "coverage",
         "headers",
         "identifier",
         "keep_alive",
@@ -77,6 +78,8 @@ class Request:
         """Name of its bearer token; empty if it needs none, or has none that is accepted."""
         self.received = 0.0
         """When the last byte arrived, `time.perf_counter` seconds."""
+        self.coverage = ""
+        """What became of a request to a route that classifies, if its status does not tell."""
         self.route: Route | None = None
         self.parameters: dict[str, str] = {}
         """Of the path, such as `name` in /v2/models/{name}."""
@@ -352,6 +355,10 @@ class Route:
     """The tasks that have this route; None: all."""
     inference: bool = False
     """Runs the model: its duration counts towards the objective."""
+    classifies: bool = False
+    """For gateways of language models: counted by what became of the request."""
+    guards: bool = False
+    """Answers with verdicts: errors as by `errors.for_gateway`; the token may also be in x-api-key."""
     public: bool = False
     """Needs no token."""
     internal: Internal = Internal.NO
