@@ -130,14 +130,14 @@ def _documented(enumeration: type[StrEnum]) -> dict[str, str]:
 def _rows(model: type[BaseModel], prefix: str, *, where: bool, cluster: bool) -> Iterator[list[str]]:
     for name, field in model.model_fields.items():
         path = f"{prefix}{field.alias or name}"
-        nested, several = _nested(field.annotation)
+        nested, entry = _nested(field.annotation)
         meaning = " ".join((field.description or _own_words(field.annotation) or "").split())
         extra = field.json_schema_extra
         only = isinstance(extra, dict) and bool(extra.get("x-cluster-only"))
         mark = " *Cluster only.*" if where and only and not cluster else ""
         yield [f"`{path}`", _type(field.annotation), _default(field), f"{meaning}{mark}".replace("|", "\\|")]
         if nested is not None:
-            yield from _rows(nested, f"{path}{'[]' if several else ''}.", where=where, cluster=cluster or only)
+            yield from _rows(nested, f"{path}{entry}.", where=where, cluster=cluster or only)
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
@@ -149,14 +149,16 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def _nested(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
-    """The model type of a field, and whether the field is a list of it."""
+def _nested(annotation: Any) -> tuple[type[BaseModel] | None, str]:
+    """The model type of a field, and what is between its path and theirs: of lists `[]`, of maps `.<key>`."""
     for member in _members(annotation):
         if typing.get_origin(member) is tuple:
-            return _nested(typing.get_args(member)[0])[0], True
+            return _nested(typing.get_args(member)[0])[0], "[]"
+        if typing.get_origin(member) is dict:
+            return _nested(typing.get_args(member)[1])[0], ".<key>"
         if isinstance(member, type) and issubclass(member, BaseModel):
-            return member, False
-    return None, False
+            return member, ""
+    return None, ""
 
 
 def _own_words(annotation: Any) -> str | None:

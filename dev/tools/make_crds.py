@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 HEAD = "# Written by `make crds` from the types in penstock/: change those.\n"
 _KEPT = (
     "type", "format", "description", "enum", "minimum", "maximum", "minLength", "maxLength", "pattern", "minItems",
-    "maxItems", "maxProperties", "x-kubernetes-int-or-string", VALIDATIONS,
+    "maxItems", "minProperties", "maxProperties", "x-kubernetes-int-or-string", VALIDATIONS,
 )  # fmt: skip
 _IMMUTABLE = {
     "rule": "self == oldSelf",

@@ -102,7 +102,12 @@ NAMESPACED: tuple[Grant, ...] = (
         "to create the runtime and gateway Deployments; delete removes a gateway that is no longer needed",
     ),
     Grant(REPLICA_SET, _SEE, "to know which artefacts old ReplicaSets serve during rollouts"),
-    Grant(POD, _SEE, "to report why pods do not run, and to find the address of those that do"),
+    Grant(
+        POD,
+        (*_SEE, "delete"),
+        "to report why pods do not run, and to find the address of those that do; delete replaces a pod whose live "
+        "answers differ from those of the others (spec.guard.live)",
+    ),
     Grant(SERVICE, (*_LOOK_AND_MAKE, "delete"), "to create the Service of an endpoint; delete as for Deployments"),
     Grant(
         POD_DISRUPTION_BUDGET,

@@ -59,7 +59,7 @@ def variables_table(variables: type[Variables]) -> str:
 
 def metrics_table() -> str:
     """A row for every metric of the registry."""
-    metrics = ServerMetrics(ServerStatus("name", TaskName.FEATURE_EXTRACTION))
+    metrics = ServerMetrics(ServerStatus("name", TaskName.TEXT_CLASSIFICATION))
     metrics.generation.state = lambda: (LoopState(), 0)
     metrics.device = lambda: DeviceState(2, 2, {}, 0, {}, 0, 0, {})
     metrics.live_guard = lambda: ShadowState(LiveEvidence(LiveLimits(texts=1, divergence=0.1, severe=0.1)))
@@ -77,8 +77,10 @@ METRIC_LABELS = {
     "penstock_batch_tokens": ("kind",),
     "penstock_cache": ("cache", "result"),
     "penstock_cache_blocks": ("state",),
+    "penstock_classifications": ("outcome",),
     "penstock_cores": ("kind",),
     "penstock_generation_tokens": ("kind",),
+    "penstock_guard_verdicts": ("outcome",),
     "penstock_sequences": ("state",),
     "penstock_shadow_answers": ("kind",),
     "penstock_shadow_evidence_log10": ("arm",),

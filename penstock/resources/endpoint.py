@@ -28,6 +28,7 @@ from penstock.resources.core import (
 )
 from penstock.resources.endpoint_parts.exposure import Exposure
 from penstock.resources.endpoint_parts.guard import Guard
+from penstock.resources.endpoint_parts.guard_policy import GUARD_TASKS
 from penstock.resources.endpoint_parts.pod import Pod
 from penstock.resources.endpoint_parts.rollout import Gateway, GatewayMode, Rollout
 from penstock.resources.endpoint_parts.scaling import MOST_REPLICAS, Scaling
@@ -364,6 +365,13 @@ class ModelEndpointSpec(EndpointCore):
             f"!has(self.serving) || !has(self.serving.prompts) || self.task in {[task.value for task in PROMPT_TASKS]}",
             lambda it: it.serving.prompts is None or it.task in PROMPT_TASKS,
             f"serving.prompts are for {', '.join(PROMPT_TASKS)}, and task is {{task}}: remove serving.prompts",
+            field_path=".serving",
+        ),
+        Rule(
+            "!has(self.serving) || !has(self.serving.guardPolicy) || "
+            f"self.task in {[task.value for task in GUARD_TASKS]}",
+            lambda it: it.serving.guard_policy is None or it.task in GUARD_TASKS,
+            f"serving.guardPolicy is for {', '.join(GUARD_TASKS)}, and task is {{task}}: remove serving.guardPolicy",
             field_path=".serving",
         ),
         Rule(

@@ -45,6 +45,15 @@ class GuardAlarm(Facts):
     evidence: float = Field(ge=0, description="That they are worse, as 1 / the probability of a false alarm.")
 
 
+class ReplacedPod(Facts):
+    """A pod whose answers differed from those of fp32, unlike those of the other pods, and that was deleted."""
+
+    pod: str = Field(max_length=253, description="Its name.")
+    node: str = Field(default="", max_length=253, description="Its node, whose memory may be damaged.")
+    at: Time = Field(description="When it was deleted.")
+    evidence: float = Field(ge=0, description="That its answers were worse.")
+
+
 class GuardStatus(Facts):
     """The guard of live traffic (`spec.guard.live`)."""
 
@@ -54,4 +63,7 @@ class GuardStatus(Facts):
     evidence: float = Field(default=1, ge=0, description="That they are worse; 100 is an error of at most 1 %.")
     alarms: tuple[GuardAlarm, ...] = Field(
         default=(), max_length=5, description="Artefacts that fp32 serves instead of, the latest first."
+    )
+    replaced: tuple[ReplacedPod, ...] = Field(
+        default=(), max_length=5, description="Pods that were deleted for their answers, the latest first."
     )

@@ -19,6 +19,7 @@ RequestError                  error_type, status, field, remedy
 ├── DeadlineExceeded          504 deadline
 ├── ClientGone                499 cancelled (never sent: the client has gone)
 ├── NotReady                  503 not_ready (retry_after_seconds)
+│   └── NotClassified           503 unavailable
 └── InferenceFailed           500 inference
 """
 
@@ -177,11 +178,27 @@ class NotReady(RequestError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class NotClassified(NotReady):
+    """A gateway's request was not classified: the queue is full, or the server failed on it."""
+
+    error_type = "unavailable"
+
+
 class InferenceFailed(RequestError):
     """The engine failed on this request; the log has the details."""
 
     status = 500
     error_type = "inference"
+
+
+def for_gateway(error: RequestError) -> RequestError:
+    """The error as a gateway of language models gets it. Gateways take 503 and 504 for a guard that cannot be reached,
+    for which their users have chosen what follows; 429 and 500 become 503 therefore."""
+    if isinstance(error, Overloaded):
+        return NotClassified(error.message, retry_after_seconds=error.retry_after_seconds, remedy=error.remedy)
+    if error.status == RequestError.status:
+        return NotClassified(error.message, remedy=error.remedy)
+    return error
 
 
 def deadline_exceeded() -> DeadlineExceeded:

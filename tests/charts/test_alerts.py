@@ -113,6 +113,18 @@ CASES: dict[str, tuple[Series, Series]] = {
             f'penstock_requests_total{{{OF},route="/predict",code="429"}}': "0+1x60",
         },
     ),
+    "PenstockRequestsUnclassified": (
+        {
+            f'penstock_classifications_total{{{OF},outcome="classified"}}': "0+90x60",
+            f'penstock_classifications_total{{{OF},outcome="abstained"}}': "0+8x60",
+            f'penstock_classifications_total{{{OF},outcome="refused"}}': "0+2x60",
+        },
+        {
+            f'penstock_classifications_total{{{OF},outcome="classified"}}': "0+1x60",
+            f'penstock_classifications_total{{{OF},outcome="refused"}}': "0+40x60",
+            f'penstock_classifications_total{{{OF},outcome="late"}}': "0x60",
+        },
+    ),
     "PenstockGatewayRefuses": (
         {
             f"penstock_gateway_requests_total{{{OF}}}": "0+90x60",

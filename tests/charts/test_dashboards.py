@@ -90,7 +90,7 @@ def of_the_runtime() -> Callable[[], bytes]:
     """The metrics of a server that answers some requests between two scrapes."""
     manifest = sample_manifest()
     host = read_host()
-    status = ServerStatus("e", TaskName.FEATURE_EXTRACTION, ServerPhase.READY, host=host, grant=host.usable_cores())
+    status = ServerStatus("e", TaskName.TEXT_CLASSIFICATION, ServerPhase.READY, host=host, grant=host.usable_cores())
     status.manifest, status.plan = manifest, manifest.chosen.plan
     found = ServerMetrics(status, objective_p95_milliseconds=20)
     # As if one server had both kinds of tasks: its metrics are those of all panels.
@@ -102,6 +102,8 @@ def of_the_runtime() -> Callable[[], bytes]:
     def exposition() -> bytes:
         for status in (200, 429, 503):
             found.finished("/predict", status, 0.01, inference=True)
+            found.guard.classified("", status)
+        found.guard.verdict("pass")
         found.refused("overloaded")
         found.request_tokens.observe(7)
         found.tokens += 7

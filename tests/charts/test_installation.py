@@ -131,6 +131,7 @@ def test_people_use_penstock_with_the_roles_of_the_cluster_and_only_in_their_nam
         ("get", "secrets", "default", False),
         ("list", "secrets", NAMESPACE, False),
         ("create", "pods", "default", False),
+        ("delete", "pods", "default", True),
         ("delete", "modelendpoints.penstock.dev", "default", False),
         ("create", "clusterroles.rbac.authorization.k8s.io", "default", False),
         ("patch", "nodes", "default", False),
@@ -175,6 +176,20 @@ def test_the_operators_account_may_not_touch_objects_of_others(operator: Kubectl
             operator("delete", kind, name)
         assert why in refusal(operator.kubeconfig, changed(value, "metadata.name", name))
         assert admin.get(kind.lower(), name)["metadata"]["labels"] == foreign["labels"]
+
+
+def test_the_operators_account_may_delete_pods_of_endpoints_and_no_others(operator: Kubectl, kubectl: Kubectl) -> None:
+    admin = kubectl.within("default")
+    pod = {"automountServiceAccountToken": False, "containers": [{"name": "a", "image": "a"}]}
+    for name, owner in (("foreign", "someone"), ("replica", "penstock")):
+        labels = {"app.kubernetes.io/managed-by": owner}
+        admin.apply(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": dict(pod)}
+        )
+    with pytest.raises(KubectlError, match="may only change and delete objects that it created"):
+        operator("delete", "pod", "foreign")
+    operator("delete", "pod", "replica", "--wait=false")
+    admin("delete", "pod", "foreign", "--wait=false")
 
 
 def test_the_operator_puts_labels_and_owners_back_that_a_user_removed(operator: Kubectl, kubectl: Kubectl) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from penstock.tasks import TaskName
 from penstock_runtime.http.transport.message import Request, Response
 from tests.runtime.generation.small_model import TOOL_TEMPLATE, serving_generation, small_generation_model
+from tests.runtime.http.api.guard.keywords import BLOCKING, MASKING, TEXTS, TOKENS, guarding, words
 from tests.runtime.http.serving import (
     Endpoint,
     make_model,
@@ -62,6 +63,7 @@ GROUPS = (
     Group("search", "requirements_search.txt", ("calls.py", "calls_search", "CLIENTS")),
     Group("opensearch", "requirements_search.txt", ("calls.py", "calls_search", "OPENSEARCH")),
     Group("sagemaker", "requirements_sagemaker.txt", ("calls.py", "calls_applications", "SAGEMAKER")),
+    Group("guards", "requirements_guards.txt", ("calls.py", "calls_guards", "CLIENTS")),
     Group("local", "requirements_local.txt", ("calls.py", "calls_local", "CLIENTS")),
     Group("javascript", "package.json", ("calls.mjs",)),
 )
@@ -254,6 +256,8 @@ def recorder(folder: Path) -> Iterator[Recorder]:
         for name, write in writers.items():
             model = model_of(write(folder / name), TaskName.FEATURE_EXTRACTION)
             made.watch(name, stack.enter_context(serving(model)))
+        for name, kind, policy in (("guard", TEXTS, BLOCKING), ("guard-spans", TOKENS, MASKING)):
+            made.watch(name, stack.enter_context(guarding(words(folder / name, kind), kind, policy)))
         yield made
 
 

@@ -2,7 +2,8 @@
 
 Each pod reports its evidence that live answers are worse than those that judged the plan: a value that reaches 1/alpha
 with a probability of at most alpha while they are not (`penstock.evidence`), at any time. The mean over the pods is
-such a value again. An artefact keeps its alarm, and fp32 serves instead of it, until another artefact is made, or the
+such a value again. A single pod that differs from the others is deleted, so that its Deployment makes another. An
+artefact keeps its alarm, and fp32 serves instead of it, until another artefact is made, or the
 spec has `action: Report` or removes `guard.live`.
 """
 
@@ -10,20 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 from penstock.resources.conditions import timestamp
 from penstock.resources.endpoint_parts.guard import GuardAction, LiveGuard
-from penstock.resources.rollout_status import GuardAlarm, GuardStatus
+from penstock.resources.rollout_status import GuardAlarm, GuardStatus, ReplacedPod
 from penstock.tasks import TaskName
 from penstock_operator.endpoint.serving import ServingChoice
-from penstock_operator.endpoint.snapshot import EndpointSnapshot
+from penstock_operator.endpoint.snapshot import EndpointSnapshot, Part
 from penstock_operator.facts.findings import Finding, no, unknown, yes
+from penstock_operator.facts.names import Ref
 from penstock_operator.facts.pods import LiveReport
 from penstock_operator.facts.reasons import Reason
 
 ENOUGH = 200
 """Compared answers of all pods from which the condition is True."""
 MOST_ALARMS = 5
+MOST_REPLACED = 3
+"""Pods that are deleted in `REPLACED_WITHIN`: with more of them, it is not the pods."""
+REPLACED_WITHIN = timedelta(days=1)
+NOTHING = Part()
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,8 @@ class LiveGuardPlan:
     finding: Finding
     """The condition AnswersAgree."""
     status: GuardStatus | None = None
+    part: Part = NOTHING
+    """The pod to delete."""
 
 
 def guard_live(
@@ -57,12 +66,19 @@ def guard_live(
     reports = {
         entry.pod.name: entry.report.live
         for entry in observed.pods
-        if entry.pod.ready and entry.pod.artefact == serving.digest and entry.report and entry.report.live
+        if entry.pod.ready
+        and not entry.pod.deleting
+        and entry.pod.artefact == serving.digest
+        and entry.report
+        and entry.report.live
     }
     found = list(reports.values())
     answers = sum(one.answers for one in found)
     evidence = _mean([one.evidence for one in found])
-    status = GuardStatus(digest=serving.digest, since=since, answers=answers, evidence=evidence, alarms=alarms)
+    replaced = () if before is None else before.replaced
+    status = GuardStatus(
+        digest=serving.digest, since=since, answers=answers, evidence=evidence, alarms=alarms, replaced=replaced
+    )
     level = 1 / live.false_returns
     figures = f"{answers} answers of {_pods(len(found))} were compared with those of fp32"
     if not found:
@@ -80,17 +96,14 @@ def guard_live(
         return LiveGuardPlan(serving, unknown(Reason.WATCHING, f"{figures} (evidence {evidence:.2g})."), status)
     single = _single(reports)
     if single is not None:
-        message = (
-            f"The answers of the pod {single} differ from those of fp32 (evidence {reports[single].evidence:.2g}), and "
-            "those of the other pods do not. The memory of its node may be damaged. Replace it: kubectl delete pod "
-            f"{single}."
-        )
-        return LiveGuardPlan(serving, no(Reason.REPLICA_DIFFERS, message), status)
-    differs = f"{figures}, and they differ more than when the plan was judged (evidence {evidence:.2g})."
+        node = next(entry.pod.node for entry in observed.pods if entry.pod.name == single)
+        differs = ReplacedPod(pod=single, node=node, at=timestamp(observed.now), evidence=reports[single].evidence)
+        return _replace_pod(live, serving, differs, status)
+    message = f"{figures}, and they differ more than when the plan was judged (evidence {evidence:.2g})."
     kept = _why_not_fp32(live, serving, observed)
     if kept:
         advice = "Optimise with texts of the present traffic (workload.textsFrom)."
-        return LiveGuardPlan(serving, no(Reason.LIVE_TRAFFIC_DIFFERS, f"{differs} {kept} {advice}"), status)
+        return LiveGuardPlan(serving, no(Reason.LIVE_TRAFFIC_DIFFERS, f"{message} {kept} {advice}"), status)
     alarm = GuardAlarm(
         digest=serving.digest, since=since, until=timestamp(observed.now), answers=answers, evidence=evidence
     )
@@ -115,6 +128,25 @@ def _single(reports: dict[str, LiveReport]) -> str | None:
     others = [report for name, report in reports.items() if name != worst]
     quiet = [one for one in others if one.evidence < 1 and 2 * one.answers >= reports[worst].answers]
     return worst if others and len(quiet) == len(others) else None
+
+
+def _replace_pod(live: LiveGuard, serving: ServingChoice, differs: ReplacedPod, status: GuardStatus) -> LiveGuardPlan:
+    """Delete the pod, unless several were deleted today, or the endpoint only wants reports."""
+    message = (
+        f"The answers of the pod {differs.pod} on the node {differs.node} differ from those of fp32 (evidence "
+        f"{differs.evidence:.2g}), and those of the other pods do not. The memory of that node may be damaged."
+    )
+    now = datetime.fromisoformat(differs.at)
+    today = [one for one in status.replaced if now - datetime.fromisoformat(one.at) < REPLACED_WITHIN]
+    deleted = no(Reason.REPLICA_DIFFERS, f"{message} The pod is deleted, and another one replaces it.")
+    if any(one.pod == differs.pod for one in status.replaced):  # its end is not in the cache yet
+        return LiveGuardPlan(serving, deleted, status)
+    if live.action is GuardAction.REPORT or len(today) >= MOST_REPLACED:
+        others = "" if live.action is GuardAction.REPORT else f" {len(today)} pods were deleted for that within a day."
+        advice = f"{others} Examine the node, then replace the pod: kubectl delete pod {differs.pod}."
+        return LiveGuardPlan(serving, no(Reason.REPLICA_DIFFERS, message + advice), status)
+    status = status.model_copy(update={"replaced": (differs, *status.replaced)[:MOST_ALARMS]})
+    return LiveGuardPlan(serving, deleted, status, Part(delete=(Ref("Pod", differs.pod),)))
 
 
 def _why_not_fp32(live: LiveGuard, serving: ServingChoice, observed: EndpointSnapshot) -> str:

@@ -134,7 +134,7 @@ def plan(observed: EndpointSnapshot) -> ReconcilePlan:
         canary=objects.rollout.canary,
         live=live,
     )
-    parts = (models.part, quota, *objects.parts, exposure.part, pods.part)
+    parts = (models.part, quota, *objects.parts, exposure.part, pods.part, live.part if live is not None else Part())
     return _sum(
         state, before, parts, objects, allocation=allocation if objects.allocation is None else objects.allocation
     )

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from penstock.resources.base import CLUSTER, NO_SCHEMA_DEFAULT, Spec
+from penstock.resources.endpoint_parts.guard_policy import GuardPolicy
 from penstock.resources.fields.rules import Rule, TextRule
 from penstock.tasks import TaskName
 
@@ -126,6 +127,11 @@ class Serving(ServingLimits):
     prompts: Prompts | None = Field(
         default=None,
         description="Prompts for feature-extraction, sentence-similarity and text-ranking (there, before the query).",
+    )
+    guard_policy: GuardPolicy | None = Field(
+        default=None,
+        description="What a classifier in front of a language model answers to gateways: for text-classification, "
+        "token-classification and zero-shot-token-classification. None: it has no routes for them but `/classify`.",
     )
     grpc: bool = Field(
         default=False,

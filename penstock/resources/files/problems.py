@@ -193,7 +193,9 @@ def _fields_at(path: Sequence[str], model: type[BaseModel]) -> list[str]:
     """The names of the fields below a path of the resource, as they are written."""
     found: type[BaseModel] | None = model
     for part in path:
-        found = next((nested for name, nested in _fields(found) if name == part), None) if found is not None else None
+        fields = {} if found is None else dict(_fields(found, entries=True))
+        # Else the key or the index of an entry, of which `found` is the type.
+        found = fields.get(part, found)
     return [name for name, _ in _fields(found)] if found is not None else []
 
 
@@ -204,14 +206,19 @@ def _all_paths(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[
             yield from _all_paths(nested, (*above, name))
 
 
-def _fields(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel] | None]]:
-    """Field names as written, with the type of those that have fields themselves."""
+def _fields(model: type[BaseModel], *, entries: bool = False) -> Iterator[tuple[str, type[BaseModel] | None]]:
+    """Field names as written, with the type of those that have fields themselves; `entries`: or of lists and maps of
+    such."""
     for name, field in model.model_fields.items():
-        annotation = field.annotation
-        union = typing.get_origin(annotation) in {typing.Union, types.UnionType}
-        members = typing.get_args(annotation) if union else (annotation,)
-        nested = (member for member in members if isinstance(member, type) and issubclass(member, BaseModel))
-        yield field.alias or name, next(nested, None)
+        yield field.alias or name, _nested(field.annotation, entries=entries)
+
+
+def _nested(annotation: object, *, entries: bool) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    is_union = typing.get_origin(annotation) in {typing.Union, types.UnionType}
+    members = typing.get_args(annotation) if entries or is_union else ()
+    return next((found for one in members if (found := _nested(one, entries=entries)) is not None), None)
 
 
 def _path(location: Sequence[int | str]) -> str:

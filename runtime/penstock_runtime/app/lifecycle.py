@@ -16,10 +16,12 @@ from penstock.errors import PenstockError
 from penstock_runtime.app.server import Server, request_limits
 from penstock_runtime.engines.base import HasDevice
 from penstock_runtime.errors import NotReady
+from penstock_runtime.http.api.guard.verdicts import check_policy
 from penstock_runtime.serving.generation_model import GenerationModel
 from penstock_runtime.serving.generator import Generator
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.predictor import Predictor
+from penstock_runtime.tasks.classification.text_classification import TextClassification
 
 AnyModel = LoadedModel | GenerationModel
 AnyPredictor = Predictor | Generator
@@ -39,7 +41,7 @@ async def serve_while(
     def end_without_model(_: object) -> None:
         if working.cancelled() or (error := working.exception()) is None:
             return
-        if server.service.predictor is None:
+        if not server.has_model:
             server.status.message = str(error)
             server.stop()
         elif on_late_failure is not None:
@@ -52,7 +54,7 @@ async def serve_while(
         working.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):  # raised below, or given to on_late_failure
             await working
-    if server.service.predictor is None and not working.cancelled() and (error := working.exception()) is not None:
+    if not server.has_model and not working.cancelled() and (error := working.exception()) is not None:
         raise error
     if server.failure is not None:
         raise server.failure
@@ -73,17 +75,20 @@ async def start_model(server: Server, model: AnyModel) -> AnyPredictor:
             queue=settings.queue,
             settings=settings.generation,
             limits=request_limits(settings),
+            share=server.share,
         )
         freeze_garbage_collector()
         server.status.limits = {"max_total_tokens": generator.longest}
         server.serve_with(generator, model.plan, model.manifest)
         return generator
+    _check_policy(server, model)
     predictor = Predictor(
         model,
         server.metrics,
         queue=settings.queue,
         caches=settings.caches,
         live_guard_share=settings.observation.live_guard_share,
+        share=server.share,
     )
     await predictor.warm_up()
     freeze_garbage_collector()
@@ -117,6 +122,15 @@ async def replace_model(server: Server, predictor: AnyPredictor, model: AnyModel
         _watch_device(server, model)
     freeze_garbage_collector()
     return True
+
+
+def _check_policy(server: Server, model: LoadedModel) -> None:
+    """SpecError if the model cannot follow the endpoint's policy for gateways."""
+    policy, task = server.status.guard_policy, model.task
+    if policy is not None:
+        room = model.max_tokens - task.tokenizer.single.specials
+        gives_shares = not isinstance(task, TextClassification) or task.gives_shares
+        check_policy(policy, task.name, model.labels, room=room, gives_shares=gives_shares)
 
 
 def _watch_device(server: Server, model: LoadedModel) -> None:

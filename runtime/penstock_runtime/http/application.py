@@ -15,15 +15,18 @@ from penstock.errors import closest
 from penstock.logs import log_event
 from penstock.tasks import TaskName
 from penstock_runtime.admission import FairLine, client_of
+from penstock_runtime.coverage import Coverage
 from penstock_runtime.errors import (
     ClientGone,
     MalformedBody,
     MethodNotAllowed,
     RequestError,
     UnsupportedRoute,
+    for_gateway,
 )
 from penstock_runtime.http.access import AccessTokens
 from penstock_runtime.http.api.core.bodies import LargeResponse, error_response
+from penstock_runtime.http.api.guard.verdicts import VerdictOutcome
 from penstock_runtime.http.tracing import RequestTraces
 from penstock_runtime.http.transport.message import (
     ErrorFormat,
@@ -176,7 +179,7 @@ class _CountedStream:
 
 def takes_api_key(route: Route | None) -> bool:
     """Whether the clients of a route send their key in x-api-key."""
-    return route is not None and route.error_format is ErrorFormat.ANTHROPIC
+    return route is not None and (route.guards or route.error_format is ErrorFormat.ANTHROPIC)
 
 
 class Suspended(Generic[T]):
@@ -331,6 +334,8 @@ class Application:
         metrics.in_flight -= 1
         label = UNKNOWN if route is None else route.path
         metrics.finished(label, status, seconds, inference=route is not None and route.inference)
+        if route is not None and route.classifies:
+            metrics.guard.classified(request.coverage, status)
         if self.traces is not None:
             self.traces.record(request, status, headers, seconds)
         if self.access_lines is not None:
@@ -370,8 +375,14 @@ class Application:
         )
 
     def _error(self, request: Request, error: RequestError) -> Response:
-        self.metrics.refused(error.error_type)
         route = request.route
+        if route is not None and route.guards:
+            if error.status == RequestError.status:
+                request.coverage = Coverage.FAILED
+            error = for_gateway(error)
+            if error.status >= RequestError.status:
+                self.metrics.guard.verdict(VerdictOutcome.UNAVAILABLE)
+        self.metrics.refused(error.error_type)
         return error_response(error, self._error_format(request.path) if route is None else route.error_format)
 
     @staticmethod

@@ -8,6 +8,7 @@ from penstock_runtime.http.api.anthropic import routes as anthropic
 from penstock_runtime.http.api.cohere import routes as cohere
 from penstock_runtime.http.api.cohere.answers import RESULTS
 from penstock_runtime.http.api.core.service import ModelService
+from penstock_runtime.http.api.guard import routes as guard
 from penstock_runtime.http.api.kserve import routes as kserve
 from penstock_runtime.http.api.ollama import routes as ollama
 from penstock_runtime.http.api.openai import routes as openai
@@ -43,6 +44,7 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
         *ollama.routes(service, limits),
         *cohere.routes(of_cohere),
         *vllm.routes(service, limits),
+        *guard.routes(service, limits),
         *documents.table(),
     )
     shown = table if service.settings.http.internal_port is None else public_routes(table)

@@ -99,6 +99,7 @@ class PodServing:
             task = task or manifest.task
             cores = None if is_on_device(manifest.chosen.plan) else cores or manifest.cores
         status = ServerStatus(variables.name, task, host=self._host, route_prompts=of_routes(variables.prompts))
+        status.guard_policy = variables.guard_policy
         status.message = "the artefact is being fetched" if folder is None else "the model is loading"
         if cores is not None and NeuronVariables.of(os.environ).neuron_target is None:
             # Fail before anything else if the machine has too few cores.
@@ -222,6 +223,7 @@ class PodServing:
 
     def _load(self, folder: Path, grant: CoreGrant) -> AnyModel:
         variables = self._variables
+        verified = not variables.is_local  # the fetch has compared each file with its digest
         if Manifest.load(folder).task is TaskName.TEXT_GENERATION:
             return load_generation_artefact(
                 folder,
@@ -230,6 +232,7 @@ class PodServing:
                 cores=grant.cores,
                 any_isa=True,
                 cache_bytes=self._settings.generation.generation_cache_bytes,
+                verified=verified,
             )
         return load_artefact(
             folder,
@@ -241,6 +244,7 @@ class PodServing:
             prompts=variables.prompts,
             limits=request_limits(self._settings),
             any_isa=True,  # checked before
+            verified=verified,
         )
 
     def _grant(self, cores: int) -> CoreGrant:

@@ -7,6 +7,7 @@ from typing import Self
 
 from pydantic import field_validator, model_validator
 
+from penstock.resources.endpoint_parts.guard_policy import GuardPolicy
 from penstock.resources.endpoint_parts.serving import Prompts
 from penstock.settings import setting
 from penstock.tasks import TaskName
@@ -54,6 +55,11 @@ class PodVariables(Variables):
         'Prompts, as JSON like `serving.prompts` of a ModelEndpoint: `{"texts": {"query": "query: "}, "default": '
         '"query"}`. None: those of the model\'s own files.',
     )
+    guard_policy: GuardPolicy | None = setting(
+        None,
+        "Policy of a classifier in front of a language model, as JSON like `serving.guardPolicy` of a ModelEndpoint: "
+        '`{"labels": {"INJECTION": {"above": 0.9}}}`. None: it has no routes of gateways but `/classify`.',
+    )
     fp32: bool = setting(False, "Serve the fp32 graph of the artefact instead of its plan.")
     allow_other_isa: bool = setting(
         False,
@@ -71,6 +77,11 @@ class PodVariables(Variables):
     @classmethod
     def _parse_prompts(cls, value: object) -> object:
         return Prompts.model_validate_json(value) if isinstance(value, str) else value
+
+    @field_validator("guard_policy", mode="before")
+    @classmethod
+    def _parse_policy(cls, value: object) -> object:
+        return GuardPolicy.model_validate_json(value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _has_a_source(self) -> Self:

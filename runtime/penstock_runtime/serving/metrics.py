@@ -18,6 +18,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
 from penstock import __version__
+from penstock.resources.endpoint_parts.guard_policy import GUARD_TASKS
+from penstock_runtime.coverage import GuardMetrics
 from penstock_runtime.engines.base import DeviceState
 from penstock_runtime.generation.loop import LoopState
 from penstock_runtime.generation.scheduler import Step
@@ -258,6 +260,7 @@ class ServerMetrics:
         objective = objective_p95_milliseconds
         self.requests: dict[tuple[str, int], int] = {}
         self.rejected: dict[str, int] = {}
+        self.guard = GuardMetrics()
         self.in_flight = 0
         self.connections: Callable[[], int] = lambda: 0
         """Number of open connections; set by the server."""
@@ -267,6 +270,8 @@ class ServerMetrics:
         """State of a device other than the CPU; set by the server."""
         self.live_guard: Callable[[], ShadowState | None] = lambda: None
         """The comparison of live answers; set by the server."""
+        self.families: Callable[[], Iterator[Metric]] = self.collect_own
+        """Of all models, where a server has several."""
         self.request_seconds = Tally(with_objective(SECONDS, objective))
         self.queue_seconds = Tally(SECONDS)
         self.tokenization_seconds = Tally(SECONDS)
@@ -334,7 +339,13 @@ class ServerMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """All families (the client library's interface of a collector)."""
+        yield from self.families()
+
+    def collect_own(self) -> Iterator[Metric]:
+        """The families of this model."""
         yield from self._request_families()
+        if self._status.task in GUARD_TASKS:
+            yield from self.guard.families()
         yield from self._batch_families()
         yield from self.generation.families()
         yield from self._state_families()

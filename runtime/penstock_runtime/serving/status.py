@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.manifest import CandidateFacts, Manifest
 from penstock.recipe import Plan, Recipe
+from penstock.resources.endpoint_parts.guard_policy import GuardPolicy
 from penstock.resources.result import CapacityFacts
 from penstock.tasks import TaskName
 from penstock.vector_space import VectorSpace
@@ -125,8 +126,13 @@ class ServerStatus:
     """The space of the model's vectors; None: it has none, its artefact does not state it, or it is not loaded."""
     truncate: bool = True
     """Texts that are too long are cut, unless a request has another rule."""
+    started: int = field(default_factory=lambda: int(time.time()))
+    """When the server was started, seconds since the epoch."""
     route_prompts: Mapping[str, str] = field(default_factory=dict)
     """The name of the default prompt of each route that has a separate one, by path."""
+
+    guard_policy: GuardPolicy | None = None
+    """Of a classifier in front of a language model; None: it answers no gateways but by `/classify`."""
 
     def candidate(self) -> CandidateFacts | None:
         """The optimisation's facts about the recipe being served."""

@@ -14,8 +14,9 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.multi_vector import DOCUMENT, QUERY
 from penstock_runtime.rows import AnyPooling, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits
-from penstock_runtime.tasks.fields import Boolean, Choice, FieldKind, Text, near
-from penstock_runtime.tokens import Pieces, Side, Template, Tokenizer, longest_first
+from penstock_runtime.tasks.fields import Boolean, Choice, FieldKind, Integer, Text, near
+from penstock_runtime.tokens import Pieces, Side, Template, Tokenizer, longest_first, windows
+from penstock_runtime.tokens.pieces import count_windows
 
 TRUNCATION: dict[str, tuple[FieldKind, Any]] = {
     "truncate": (Boolean(), None),
@@ -24,6 +25,16 @@ TRUNCATION: dict[str, tuple[FieldKind, Any]] = {
 TRUNCATION_NOTES = {
     "truncate": "Cut texts that are too long for the model; false refuses them. Default: the endpoint's setting.",
     "truncation_direction": "Which end is given up. Default: the tokenizer's own, mostly right.",
+}
+
+
+WINDOWS: dict[str, tuple[FieldKind, Any]] = {
+    "stride": (Integer(0, 1_000_000), None),
+    "max_windows": (Integer(1, 1_000_000), None),
+}
+WINDOW_NOTES = {
+    "max_windows": "With stride: windows of a text that are read; the rest of a longer text is cut. Default: all, and "
+    "a request with more than the limit of rows is refused.",
 }
 
 
@@ -98,6 +109,55 @@ class Fitter:
             rows.append(self.require_tokens(template.row(ids, pooling=pooling), field))
         return rows, cut
 
+    def check_windows(self, values: Mapping[str, Any]) -> None:
+        """InvalidInput if the parameters of `WINDOWS` do not fit the model, or each other."""
+        stride, room = values["stride"], self.room(self.tokenizer.single)
+        if stride is not None and stride >= room:
+            raise InvalidInput(
+                f"parameters.stride is {stride}; windows of this model have {room} tokens",
+                field="parameters.stride",
+                remedy=f"Send less than {room}",
+            )
+        if stride is None and values["max_windows"] is not None:
+            raise InvalidInput(
+                "parameters.max_windows is for long texts in windows, and there is no stride",
+                field="parameters.max_windows",
+                remedy="Send parameters.stride, too: the tokens that windows share, such as 32",
+            )
+
+    def windows(
+        self,
+        texts: Sequence[str],
+        where: Sequence[str],
+        stride: int,
+        *,
+        most: int | None,
+        rows: int,
+    ) -> tuple[list[list[Pieces]], list[int | None]]:
+        """The windows of each text, neighbours sharing `stride` tokens, and after how many characters a text was cut
+        that has more than `most` windows. InvalidInput for more than `rows` windows together."""
+        room, side = self.room(self.tokenizer.single), self.rule.side
+        step = room - stride
+        # Only as much of a text as the limits allow is tokenised.
+        kept = room + (most - 1) * step if most is not None and most <= rows else None
+        limit = room + rows * step if kept is None else kept
+        found: list[list[Pieces]] = []
+        ends: list[int | None] = []
+        total = 0
+        split = self.tokenizer.split(texts, limit=limit, side=side, offsets=True)
+        for pieces, field in zip(split, where, strict=True):
+            whole = pieces if kept is None else pieces.keep(kept, side)
+            total += count_windows(len(whole), room, stride)
+            if total > rows:
+                raise InvalidInput(
+                    f"{field} goes over the limit of {rows} windows in one request",
+                    field=field,
+                    remedy="Send less text, or a smaller stride",
+                )
+            ends.append(end_of(whole, side) if len(whole) < len(pieces) else None)
+            found.append([whole.part(*window) for window in windows(len(whole), room, stride, side)])
+        return found, ends
+
     def pair(self, first: Pieces, second: Pieces, where: str, rule: Truncation) -> tuple[Row, bool]:
         """One row of two texts, and whether it was cut: the longer text is cut first. InvalidInput as `singles`."""
         template = self.tokenizer.pair
@@ -136,6 +196,12 @@ class Fitter:
             field=where,
             remedy="Send a shorter text, or set parameters.truncate to true",
         )
+
+
+def end_of(kept: Pieces, side: Side) -> int:
+    """How many of a text's first characters are in the part that is left of it, with offsets. Cut at its beginning, it
+    has none of them."""
+    return kept.offsets[-1][1] if kept.offsets and side is Side.RIGHT else 0
 
 
 PROMPT: dict[str, tuple[FieldKind, Any]] = {"prompt_name": (Text("the name of a prompt"), None)}

@@ -314,6 +314,9 @@ class Kube:
     def act(self, made: ReconcilePlan) -> None:
         """Act as the operator: delete, apply, write."""
         for ref in made.delete:
+            if ref.kind == "Pod":
+                self.pods[ref.name]["metadata"]["deletionTimestamp"] = self.now.isoformat()
+                continue
             assert (ref.kind, ref.name) in self.objects, f"{ref} does not exist and cannot be deleted"
             self.delete(ref)
         for value in made.apply:

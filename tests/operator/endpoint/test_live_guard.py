@@ -9,7 +9,8 @@ import pytest
 
 from penstock.evidence import MeanEvidence
 from penstock.resources.endpoint_parts.guard import LiveGuard
-from penstock_operator.endpoint.live_guard import guard_live
+from penstock_operator.endpoint.live_guard import MOST_REPLACED, REPLACED_WITHIN, guard_live
+from penstock_operator.endpoint.snapshot import ReconcilePlan
 from penstock_operator.facts.pods import HostReport, LiveReport
 from penstock_operator.facts.scaling import DesiredScale
 from tests.operator.endpoint.kube import Json, Kube, condition, info, result
@@ -32,7 +33,6 @@ def serving(*reports: Json | None, load: float | None = 20.0, **guard: Any) -> K
     kube.reconcile()
     kube.pods_serve()
     say(kube, *reports)
-    kube.reconcile()
     return kube
 
 
@@ -75,8 +75,45 @@ def test_it_is_off_without_the_field() -> None:
 def test_the_condition_follows_from_the_reports(reports: list[Json | None], expected: tuple[str, str]) -> None:
     kube = serving(*reports)
 
-    assert condition(kube.plan(), "AnswersAgree")[:2] == expected
+    made = kube.plan()
+    kube.act(made)
+    assert condition(made, "AnswersAgree")[:2] == expected
     assert ("PENSTOCK_FP32" in environment(kube)) == (expected[1] == "Returned")
+
+
+def deleted(made: ReconcilePlan) -> list[str]:
+    return [ref.name for ref in made.delete if ref.kind == "Pod"]
+
+
+def test_a_pod_that_differs_from_the_others_is_deleted_once_and_few_of_them_in_a_day() -> None:
+    kube = serving(live(), live(), live())
+    for number in range(1, MOST_REPLACED + 1):
+        differs = min(kube.infos)
+        say(kube, live(evidence=1e9), live(), live())
+        made = kube.plan()
+        assert deleted(made) == [differs]
+        assert f"The answers of the pod {differs} on the node n" in condition(made, "AnswersAgree")[2]
+        kube.endpoint["status"] = made.status
+        assert deleted(kube.plan()) == [], "its end is not in the cache yet"
+        kube.act(made)
+        assert condition(kube.plan(), "AnswersAgree")[:2] == ("True", "Agrees"), "the others go on"
+        kube.pods_serve()
+        assert len(kube.endpoint["status"]["guard"]["replaced"]) == number
+        for name in list(kube.infos):  # a Deployment makes pods of new names
+            kube.pods[f"{name}-{number}"] = kube.pods.pop(name)
+            kube.pods[f"{name}-{number}"]["metadata"]["name"] = f"{name}-{number}"
+            kube.infos[f"{name}-{number}"] = kube.infos.pop(name)
+    say(kube, live(evidence=1e9), live(), live())
+    made = kube.plan()
+    assert deleted(made) == []
+    assert "3 pods were deleted for that within a day. Examine the node" in condition(made, "AnswersAgree")[2]
+
+    kube.now += REPLACED_WITHIN
+    assert len(deleted(kube.plan())) == 1
+    kube.edit(guard={"live": {"action": "Report"}})
+    made = kube.plan()
+    assert deleted(made) == []
+    assert condition(made, "AnswersAgree")[1] == "ReplicaDiffers"
 
 
 def test_fp32_serves_after_an_alarm_until_another_artefact_is_made_or_the_spec_wants_another_action() -> None:

@@ -136,12 +136,14 @@ def test_a_version_that_cannot_be_read_gets_the_plain_format(media_type: str, ve
 
 def full_metrics() -> ServerMetrics:
     """With something in every family."""
-    status = ServerStatus("emotion", TaskName.FEATURE_EXTRACTION, host=read_host())
+    status = ServerStatus("emotion", TaskName.TEXT_CLASSIFICATION, host=read_host())
     assert status.host is not None
     status.grant = status.host.usable_cores()
     metrics = ServerMetrics(status, objective_p95_milliseconds=20)
     metrics.finished("/predict", 200, 0.01, inference=True)
     metrics.refused("validation")
+    metrics.guard.classified("", 200)
+    metrics.guard.verdict("pass")
     metrics.answered(Answer(None, TIMINGS, tokens=7, truncated=0))
     metrics.batch(rows=3, real_tokens=30, padded_tokens=33)
     metrics.cache("tokens", hit=True)
@@ -161,4 +163,4 @@ def test_batches_caches_and_the_machine_are_reported() -> None:
     assert "penstock_queue_rows 5.0" in text
     assert "penstock_queue_tokens 70.0" in text
     assert 'penstock_cores{kind="granted"}' in text
-    assert re.search(r'penstock_served_info\{endpoint="emotion",.*task="feature-extraction"', text)
+    assert re.search(r'penstock_served_info\{endpoint="emotion",.*task="text-classification"', text)

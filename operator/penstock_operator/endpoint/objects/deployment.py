@@ -232,9 +232,10 @@ def _environment(endpoint: ParsedEndpoint, serving: ServingChoice, hardware: Har
         values["PENSTOCK_LIVE_GUARD_SHARE"] = repr(endpoint.spec.guard.live.cpu_share)
     if endpoint.spec.serving.grpc:
         values["PENSTOCK_GRPC_PORT"] = str(GRPC_PORT)
-    prompts = endpoint.spec.serving.prompts
-    if prompts is not None and serving.task in PROMPT_TASKS:
-        values["PENSTOCK_PROMPTS"] = json.dumps(prompts.to_object(), ensure_ascii=False, sort_keys=True)
+    prompts = endpoint.spec.serving.prompts if serving.task in PROMPT_TASKS else None
+    for name, given in (("PROMPTS", prompts), ("GUARD_POLICY", endpoint.spec.serving.guard_policy)):
+        if given is not None:
+            values[f"PENSTOCK_{name}"] = json.dumps(given.to_object(), ensure_ascii=False, sort_keys=True)
     if endpoint.spec.auth is not None:
         values["PENSTOCK_AUTH_TOKEN_FOLDER"] = KEYS
     if endpoint.spec.tls is not None:

@@ -38,11 +38,13 @@ class Request:
         "caller",
         "chunked",
         "client",
+        "coverage",
         "headers",
         "identifier",
         "keep_alive",
         "keep_alive_by_header",
         "method",
+        "model",
         "parameters",
         "path",
         "query",
@@ -77,9 +79,13 @@ class Request:
         """Name of its bearer token; empty if it needs none, or has none that is accepted."""
         self.received = 0.0
         """When the last byte arrived, `time.perf_counter` seconds."""
+        self.coverage = ""
+        """What became of a request to a route that classifies, if its status does not tell."""
         self.route: Route | None = None
         self.parameters: dict[str, str] = {}
         """Of the path, such as `name` in /v2/models/{name}."""
+        self.model = ""
+        """The model that the path names, on a server of several."""
         self.refusal: RequestError | None = None
         """Set when the headers were refused: the body is skipped and this error is the response."""
 
@@ -98,6 +104,7 @@ class Request:
         request.token = self.token
         request.route = self.route
         request.parameters = self.parameters
+        request.model = self.model
         return request
 
     @property
@@ -352,6 +359,10 @@ class Route:
     """The tasks that have this route; None: all."""
     inference: bool = False
     """Runs the model: its duration counts towards the objective."""
+    classifies: bool = False
+    """For gateways of language models: counted by what became of the request."""
+    guards: bool = False
+    """Answers with verdicts: errors as by `errors.for_gateway`; the token may also be in x-api-key."""
     public: bool = False
     """Needs no token."""
     internal: Internal = Internal.NO

@@ -5,9 +5,10 @@ Always nested, as the hosted API answers (its client takes the first entry): a l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,10 +29,11 @@ from penstock_runtime.tasks.fields import (
     Object,
     Text,
     body_schema,
+    near,
     parse_parameters,
 )
 from penstock_runtime.tasks.scores import descending, finite, sigmoid, softmax
-from penstock_runtime.tasks.texts import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
+from penstock_runtime.tasks.texts import TRUNCATION, TRUNCATION_NOTES, WINDOW_NOTES, WINDOWS, Fitter, Truncation
 
 
 class Function(StrEnum):
@@ -69,6 +71,8 @@ PARAMETERS = Object(
         "top_k": (Integer(1, 1_000_000), None),
         "function_to_apply": (Choice(tuple(str(function) for function in Function)), None),
         "raw_scores": (Boolean(), None),
+        **WINDOWS,
+        "window_labels": (ListOf(Text("a label"), 1000, words="a list of labels"), None),
         **TRUNCATION,
     },
     notes={
@@ -76,6 +80,11 @@ PARAMETERS = Object(
         "function_to_apply": "What turns logits into scores. Default: none for regression, sigmoid for one label or "
         "several true at once, else softmax.",
         "raw_scores": "true: logits, as function_to_apply none; of text-embeddings-inference.",
+        "stride": "Read a long text in windows that share this many tokens. A label's score is its highest one of all "
+        "windows, so that scores need not add up to 1. Default: only the beginning of a long text.",
+        **WINDOW_NOTES,
+        "window_labels": "With stride and scores by softmax: all scores are those of one window, which has the highest "
+        "score of any of these labels, so that they add up to 1.",
         **TRUNCATION_NOTES,
     },
 )
@@ -85,6 +94,7 @@ LABEL_BYTES = 36
 EXAMPLES = (
     {"inputs": "I like you. I love you."},
     {"inputs": {"text": "A man plays.", "text_pair": "A person is playing."}, "parameters": {"top_k": 1}},
+    {"inputs": "a long text", "parameters": {"stride": 16}},
     {"inputs": ["one text", "another"], "parameters": {"function_to_apply": "sigmoid"}},
     {"inputs": [["a text"], ["a text", "and its pair"]], "parameters": {"raw_scores": True}},
 )
@@ -142,6 +152,10 @@ class TextClassificationRequest:
     function: Function
     rule: Truncation
     answer_bytes: int
+    stride: int | None
+    most_windows: int | None
+    deciding: tuple[int, ...]
+    """Labels by which a window is chosen; empty: each label has its highest score."""
 
 
 class _ForAnswer(NamedTuple):
@@ -149,6 +163,9 @@ class _ForAnswer(NamedTuple):
 
     function: Function
     top_k: int | None
+    windows: tuple[int, ...] = ()
+    """The number of rows of each text; empty: one."""
+    deciding: tuple[int, ...] = ()
 
 
 class TextClassification:
@@ -160,10 +177,16 @@ class TextClassification:
         self.tokenizer = fitter.tokenizer
         self._fitter = fitter
         self._labels = folder.label_values
+        self._names = {label: index for index, label in enumerate(folder.labels)}
         self._longest_label = max(map(len, folder.labels))
         self._limits = limits
         self._function = Function.of(folder)
         self._inputs = inputs(limits)
+
+    @property
+    def gives_shares(self) -> bool:
+        """Scores are from 0 to 1, unless a request has another function."""
+        return self._function is not Function.NONE
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> TextClassificationRequest:
         """See `Task`."""
@@ -178,21 +201,43 @@ class TextClassification:
                 remedy="Send only one of them",
             )
         function = Function.NONE if values["raw_scores"] else function
+        self._fitter.check_windows(values)
+        texts = [_texts(item) for item in items]
+        if values["stride"] is not None and any(second is not None for _, second in texts):
+            raise InvalidInput(
+                "parameters.stride is for single texts, and the request has a pair",
+                field="parameters.stride",
+                remedy="Leave it out: the longer text of a pair is cut",
+            )
         labels = min(values["top_k"] or len(self._labels), len(self._labels))
         answer_bytes = len(items) * labels * (LABEL_BYTES + self._longest_label)
         self._limits.check_answer(answer_bytes, "inputs", "Send fewer texts at a time, or a smaller parameters.top_k")
         return TextClassificationRequest(
-            texts=[_texts(item) for item in items],
+            texts=texts,
             where=[f"inputs[{index}]" for index in range(len(items))] if isinstance(given, list) else ["inputs"],
             top_k=values["top_k"],
             function=self._function if function is None else Function(function),
             rule=self._fitter.rule.asked(values["truncate"], values["truncation_direction"]),
             answer_bytes=answer_bytes,
+            stride=values["stride"],
+            most_windows=values["max_windows"],
+            deciding=tuple(map(self._index, values["window_labels"] or ())),
         )
+
+    def _index(self, label: str) -> int:
+        if label not in self._names:
+            raise InvalidInput(
+                f"parameters.window_labels: the model has no label {label[:100]!r}",
+                field="parameters.window_labels",
+                remedy=near(label, list(self._names)),
+            )
+        return self._names[label]
 
     def prepare(self, request: TextClassificationRequest) -> Prepared:
         """See `Task`."""
         fitter, rule = self._fitter, request.rule
+        if request.stride is not None:
+            return self._windows(request, request.stride)
         paired = [index for index, (_, second) in enumerate(request.texts) if second is not None]
         alone = [index for index, (_, second) in enumerate(request.texts) if second is None]
         rows: dict[int, Row] = {}
@@ -212,6 +257,28 @@ class TextClassification:
             answer_bytes=request.answer_bytes,
         )
 
+    def _windows(self, request: TextClassificationRequest, stride: int) -> Prepared:
+        fitter = self._fitter
+        found, cut_at = fitter.windows(
+            [text for text, _ in request.texts],
+            request.where,
+            stride,
+            most=request.most_windows,
+            rows=self._limits.rows,
+        )
+        rows = []
+        for parts, where in zip(found, request.where, strict=True):
+            for part in parts:
+                fitter.tokenizer.require_embedded(part.ids, where)
+                rows.append(fitter.require_tokens(fitter.tokenizer.single.row(part.ids), where))
+        return Prepared(
+            rows=rows,
+            memo=_ForAnswer(request.function, request.top_k, tuple(map(len, found)), request.deciding),
+            truncated=len(cut_at) - cut_at.count(None),
+            answer_bytes=request.answer_bytes,
+            cut_at=tuple(cut_at),
+        )
+
     def reduce(self, row: Row, outputs: Outputs) -> Float:  # noqa: ARG002 - the contract of Task
         """The logits [labels]."""
         return finite(np.array(outputs["logits"]))
@@ -220,8 +287,19 @@ class TextClassification:
         """See `Task`."""
         wanted: _ForAnswer = prepared.memo
         answer = []
-        for scores in map(wanted.function.apply, reduced):
+        scored = map(wanted.function.apply, reduced)
+        for scores in _of_texts(scored, wanted) if wanted.windows else scored:
             values = scores.tolist()
             best = descending(scores)[: wanted.top_k]
             answer.append([{"label": self._labels[index], "score": values[index]} for index in best])
         return answer
+
+
+def _of_texts(scored: Iterator[Float], wanted: _ForAnswer) -> Iterator[Float]:
+    """The scores of each text [labels], of those of its windows."""
+    for count in wanted.windows:
+        windows = np.stack(list(islice(scored, count)))
+        if wanted.deciding and wanted.function is Function.SOFTMAX:
+            yield windows[windows[:, wanted.deciding].max(axis=1).argmax()]
+        else:
+            yield windows.max(axis=0)

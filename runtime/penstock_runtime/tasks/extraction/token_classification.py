@@ -20,7 +20,6 @@ from penstock_runtime.tasks.fields import (
     Choice,
     Either,
     FieldKind,
-    Integer,
     JsonSchema,
     ListOf,
     Object,
@@ -29,9 +28,8 @@ from penstock_runtime.tasks.fields import (
     parse_parameters,
 )
 from penstock_runtime.tasks.scores import finite, softmax
-from penstock_runtime.tasks.texts import Fitter
-from penstock_runtime.tokens import Pieces, Side, Tokenizer, windows
-from penstock_runtime.tokens.pieces import count_windows
+from penstock_runtime.tasks.texts import WINDOW_NOTES, WINDOWS, Fitter, end_of
+from penstock_runtime.tokens import Pieces, Tokenizer
 
 IGNORED = ("O",)
 ENTITY_BYTES = 85
@@ -68,7 +66,7 @@ def parameter_kinds(limits: RequestLimits) -> Object:
         optional={
             "aggregation_strategy": (Choice(tuple(str(way) for way in Aggregation)), str(Aggregation.NONE)),
             "ignore_labels": (labels, list(IGNORED)),
-            "stride": (Integer(0, 1_000_000), None),
+            **WINDOWS,
             "truncate": (Boolean(), None),
         },
         notes={
@@ -77,6 +75,7 @@ def parameter_kinds(limits: RequestLimits) -> Object:
             "ignore_labels": "Labels to leave out.",
             "stride": "Look at a long text in windows that share this many tokens. Needs an aggregation_strategy other "
             "than none. Default: only the beginning of a long text.",
+            **WINDOW_NOTES,
             "truncate": "Without stride: cut a text that is too long; false refuses it. Default: the endpoint's "
             "setting.",
         },
@@ -126,6 +125,7 @@ class TokenClassificationRequest:
     aggregation: Aggregation
     ignored: frozenset[str]
     stride: int | None
+    most_windows: int | None
     cut: bool
 
 
@@ -160,19 +160,13 @@ class TokenClassification:
         values = parse_parameters(parameters, self._parameters)
         texts = self._inputs.parse(inputs, "inputs")
         aggregation, stride = Aggregation(values["aggregation_strategy"]), values["stride"]
-        room = self._fitter.room(self._fitter.tokenizer.single)
         if stride is not None and aggregation is Aggregation.NONE:
             raise InvalidInput(
                 "parameters.stride needs entities to merge where windows overlap, and aggregation_strategy is none",
                 field="parameters.stride",
                 remedy="Set parameters.aggregation_strategy to simple, first, average or max",
             )
-        if stride is not None and stride >= room:
-            raise InvalidInput(
-                f"parameters.stride is {stride}; windows of this model have {room} tokens",
-                field="parameters.stride",
-                remedy=f"Send less than {room}",
-            )
+        self._fitter.check_windows(values)
         cut = values["truncate"]
         return TokenClassificationRequest(
             texts=[texts] if isinstance(texts, str) else texts,
@@ -180,6 +174,7 @@ class TokenClassification:
             aggregation=aggregation,
             ignored=frozenset(values["ignore_labels"]),
             stride=stride,
+            most_windows=values["max_windows"],
             cut=self._fitter.rule.cut if cut is None else cut,
         )
 
@@ -187,36 +182,37 @@ class TokenClassification:
         """See `Task`."""
         fitter, template = self._fitter, self._fitter.tokenizer.single
         rule, room = fitter.rule.asked(request.cut, None), fitter.room(template)
-        # With windows, only as much of a text as the limit of rows allows.
-        most = room if request.stride is None else room + self._limits.rows * (room - request.stride)
-        split = fitter.tokenizer.split(request.texts, limit=most, side=rule.side, offsets=True)
+        where = ["inputs"] if request.single else [f"inputs[{index}]" for index in range(len(request.texts))]
+        if request.stride is not None:
+            found, cut_at = fitter.windows(
+                request.texts, where, request.stride, most=request.most_windows, rows=self._limits.rows
+            )
+        else:
+            found, cut_at = [], []
+            for pieces, field in zip(
+                fitter.split(request.texts, template, rule.side, offsets=True), where, strict=True
+            ):
+                kept = pieces
+                if len(pieces) > room:
+                    fitter.refuse_unless(rule, pieces, template, field)
+                    kept = pieces.keep(room, rule.side)
+                found.append([kept])
+                cut_at.append(None if kept is pieces else end_of(kept, rule.side))
         rows: list[Row] = []
-        cut = 0
-        cut_at: list[int | None] = [None] * len(split)
-        for index, pieces in enumerate(split):
-            where = "inputs" if request.single else f"inputs[{index}]"
-            parts = [pieces]
-            if request.stride is not None:
-                if len(rows) + count_windows(len(pieces), room, request.stride) > self._limits.rows:
-                    raise InvalidInput(
-                        f"{where} goes over the limit of {self._limits.rows} windows in one request",
-                        field=where,
-                        remedy="Send less text, or a smaller stride",
-                    )
-                parts = [pieces.part(*window) for window in windows(len(pieces), room, request.stride, rule.side)]
-            elif len(pieces) > room:
-                fitter.refuse_unless(rule, pieces, template, where)
-                parts = [pieces.keep(room, rule.side)]
-                cut += 1
-                # Cut at its beginning, a text has none of its first characters.
-                cut_at[index] = parts[0].offsets[-1][1] if parts[0].offsets and rule.side is Side.RIGHT else 0
+        for index, parts in enumerate(found):
             for part in parts:
-                fitter.tokenizer.require_embedded(part.ids, where)
+                fitter.tokenizer.require_embedded(part.ids, where[index])
                 row = template.row(part.ids)
                 if not row.ids:
                     continue  # a text without tokens has no entities
                 rows.append(WindowRow(row.ids, row.type_ids, text=index, pieces=part, start=len(template.before)))
-        prepared = Prepared(rows=rows, memo=request, truncated=cut, token_bytes=SPAN_TOKEN_BYTES, cut_at=tuple(cut_at))
+        prepared = Prepared(
+            rows=rows,
+            memo=request,
+            truncated=len(cut_at) - cut_at.count(None),
+            token_bytes=SPAN_TOKEN_BYTES,
+            cut_at=tuple(cut_at),
+        )
         prepared.answer_bytes = prepared.tokens * ENTITY_BYTES
         return prepared
 

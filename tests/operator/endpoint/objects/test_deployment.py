@@ -163,6 +163,20 @@ def test_pods_get_the_prompts_of_the_endpoint() -> None:
     assert parsed.to_object() == prompts
 
 
+def test_pods_get_the_policy_for_gateways() -> None:
+    from penstock_runtime.pod.variables import PodVariables
+
+    policy = {"labels": {"INJECTION": {"above": 0.9, "category": "illicit"}}, "roles": ["user"], "maxWindows": 3}
+    kube = Kube(task="text-classification", serving={"guardPolicy": policy})
+    environment = env_of(kube.optimised().deployment)
+
+    parsed = PodVariables.read(environment, others=list(environment)).guard_policy
+    assert parsed is not None
+    assert parsed.model_dump(mode="json", by_alias=True, exclude_unset=True) == parsed.to_object()
+    assert parsed.labels["INJECTION"].above == 0.9
+    assert (parsed.roles, parsed.max_windows) == (("user",), 3)
+
+
 def test_caches_are_settings_and_memory_of_the_pods_and_no_other_optimisation() -> None:
     kube = Kube().optimised()
     before = container_of(kube.deployment)["resources"]["limits"]["memory"]

@@ -11,6 +11,7 @@ import pytest
 from jsonschema_rs import Draft202012Validator, meta
 from prometheus_client.metrics_core import Metric
 
+from penstock.resources.endpoint_parts.guard_policy import GuardPolicy, LabelRule
 from penstock.tasks import TaskName
 from tests.runtime.http.serving import REQUESTS, Endpoint
 from tests.runtime.serving.test_metrics import full_metrics
@@ -40,8 +41,13 @@ def test_the_labels_of_metrics_are_the_documented_ones() -> None:
 
 
 @pytest.mark.parametrize("task", list(TaskName))
-def test_requests_and_answers_match_the_openapi_document(endpoint_of: EndpointOf, task: TaskName) -> None:
+def test_requests_and_answers_match_the_openapi_document(
+    endpoint_of: EndpointOf, task: TaskName, monkeypatch: pytest.MonkeyPatch
+) -> None:
     endpoint = endpoint_of(task)
+    policy = GuardPolicy(labels={"anger": LabelRule()})
+    monkeypatch.setattr(endpoint.server.status, "guard_policy", policy)
+    monkeypatch.setattr(endpoint.server.status, "limits", {"max_input_tokens": 64})
     document: dict[str, Any] = httpx.get(f"{endpoint.url}/openapi.json").json()
 
     for path, operations in document["paths"].items():

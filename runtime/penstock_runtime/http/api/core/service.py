@@ -89,8 +89,16 @@ class ModelService:
         self.predictor: PredictorLike | None = None
         """None while the model loads."""
 
-    async def predict(self, request: Request, inputs: Any, parameters: Mapping[str, Any]) -> Answer:
-        """Run the model. NotReady while it loads; otherwise the errors of the predictor."""
+    async def predict(
+        self,
+        request: Request,
+        inputs: Any,
+        parameters: Mapping[str, Any],
+        *,
+        deadline_seconds: float | None = None,
+    ) -> Answer:
+        """Run the model. NotReady while it loads; otherwise the errors of the predictor. `deadline_seconds`: if not the
+        one of the request."""
         predictor = self.predictor
         if predictor is None:
             raise NotReady(self.status.message, retry_after_seconds=5)
@@ -103,7 +111,7 @@ class ModelService:
         answer = await predictor.predict(
             inputs,
             parameters,
-            deadline_seconds=self.deadline_seconds(request),
+            deadline_seconds=self.deadline_seconds(request) if deadline_seconds is None else deadline_seconds,
             caller=request.caller,
             client=request.client,
             tenant=request.token,

@@ -11,18 +11,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.tasks import TaskName
+from penstock_runtime.coverage import Coverage
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.http.api.core.bodies import answer_response, checked, fields_named, read_json
 from penstock_runtime.http.api.core.service import ModelService
+from penstock_runtime.http.api.guard.routes import TAG
+from penstock_runtime.http.api.guard.verdicts import windows_of
 from penstock_runtime.http.api.vllm.answers import LABELS, SPANS, VLLM, distributions, spans_of, vllm_answer
 from penstock_runtime.http.api.vllm.requests import distribution_body, labelled_spans_body, spans_body, vllm_body
 from penstock_runtime.http.transport.message import Request, Response, Route
+from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.classification.text_classification import Function
 from penstock_runtime.tasks.extraction import zero_shot_token_classification
 from penstock_runtime.tasks.fields import JsonSchema
 
-TAG = "LLM gateways"
 SPAN_TASKS = frozenset({TaskName.TOKEN_CLASSIFICATION, TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION})
 TASKS = SPAN_TASKS | {TaskName.TEXT_CLASSIFICATION}
 
@@ -52,15 +55,31 @@ class Classify:
             return await self._vllm(request, checked(self.vllm_body, body))
         given = checked(self.spans_body if spans else self.distribution_body, body)
         inputs, parameters = given["inputs"], given["parameters"]
-        answer = await self._service.predict(request, inputs, _given(parameters))
+        answer = await self._predict(request, inputs, _given(parameters))
         value = spans_of(answer, inputs) if spans else distributions(answer)
         return answer_response(answer, value if isinstance(inputs, list) else value[0])
 
     async def _vllm(self, request: Request, body: dict[str, Any]) -> Response:
         parameters = {} if body["use_activation"] is not False else {"function_to_apply": str(Function.NONE)}
         with fields_named({"inputs": "input"}, absent=["truncate"]):
-            answer = await self._service.predict(request, body["input"], parameters)
+            answer = await self._predict(request, body["input"], parameters)
         return vllm_answer(self._service, request, answer)
+
+    async def _predict(self, request: Request, inputs: Any, parameters: dict[str, Any]) -> Answer:
+        """With the policy's windows for long texts, if the endpoint has one."""
+        policy, task = self._service.status.guard_policy, self._service.status.task
+        texts = inputs if isinstance(inputs, list) else [inputs]
+        if policy is not None and task is not TaskName.ZERO_SHOT_TOKEN_CLASSIFICATION and "stride" not in parameters:
+            windows = windows_of(policy, self._service.status.limits.get("max_input_tokens", 0))
+            if task is TaskName.TEXT_CLASSIFICATION:
+                # Of one window, so that the scores still add up to 1, as the semantic router requires.
+                windows["window_labels"] = list(policy.labels)
+            if all(isinstance(one, str) for one in texts):
+                parameters = {**windows, **parameters}
+        answer = await self._service.predict(request, inputs, parameters)
+        if answer.truncated:
+            request.coverage = Coverage.PARTIAL
+        return answer
 
 
 def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +100,7 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     return (
         Route(
             "POST", "/classify", classify.classify, "Labels or spans, for LLM gateways", TAG, tasks=TASKS,
-            inference=True, request=request | {"examples": [example]},
+            inference=True, classifies=True, request=request | {"examples": [example]},
             response={"anyOf": answer},
         ),
     )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Routes for gateways of language models, which ask a classifier about each request: verdicts by a policy."""
