@@ -268,11 +268,8 @@ class ServeSession:
             fact("report", str(prepared.artefact / "report.html"))
             self._show_serving(server)
             return
-<<<<<<< HEAD
-        self._predictor = await start_model(server, await self._load(prepared.artefact, "baseline", grant))
-=======
-        predictor = await start_model(server, await self._load(prepared.artefact, "baseline", grant, verified=True))
->>>>>>> main
+        model = await self._load(prepared.artefact, "baseline", grant, verified=True)
+        self._predictor = await start_model(server, model)
         self._show_serving(server, note="  (fp32 until the optimisation is through)" if self._options.optimize else "")
 
     async def _load(self, artefact: Path, which: Which, grant: CoreGrant, *, verified: bool = False) -> AnyModel:
@@ -305,11 +302,8 @@ class ServeSession:
                 truncate=serving.truncate if serving is not None else True,
                 prompts=serving.prompts if serving is not None else None,
                 limits=request_limits(self._settings),
-<<<<<<< HEAD
                 shares_cores=self._is_member,
-=======
                 verified=verified,
->>>>>>> main
             )
         )
         device = model.engine.device() if isinstance(model.engine, HasDevice) else None

@@ -157,21 +157,13 @@ def load_artefact(
     limits: RequestLimits = DEFAULT_LIMITS,
     any_isa: bool = False,
     prompts: Prompts | None = None,
-<<<<<<< HEAD
     shares_cores: bool = False,
-) -> LoadedModel:
-    """Load one of an artefact's two models for this machine.
-
-    `cores` to use (None: the plan's), with other models if `shares_cores`; `max_tokens`, `truncate`, `limits` and
-    `prompts` as for `make_task`.
-=======
     verified: bool = False,
 ) -> LoadedModel:
     """Load one of an artefact's two models for this machine.
 
-    `cores` to use (None: the plan's); `max_tokens`, `truncate`, `limits` and `prompts` as for `make_task`; `verified`:
-    the caller has just compared the files with their digests.
->>>>>>> main
+    `cores` to use (None: the plan's), with other models if `shares_cores`; `max_tokens`, `truncate`, `limits` and
+    `prompts` as for `make_task`; `verified`: the caller has just compared the files with their digests.
     ArtefactError: a file is missing or altered, or the graph does not load. OtherInstructionSet: the chosen plan was
     made for another one, and `any_isa` is not given (the fp32 baseline runs on any). HostError when there is not enough
     memory. Errors of the model's own files as `ModelFolder.open` and `make_task`.
