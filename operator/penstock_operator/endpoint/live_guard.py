@@ -97,8 +97,8 @@ def guard_live(
     single = _single(reports)
     if single is not None:
         node = next(entry.pod.node for entry in observed.pods if entry.pod.name == single)
-        replaced = ReplacedPod(pod=single, node=node, at=timestamp(observed.now), evidence=reports[single].evidence)
-        return _replace_pod(live, serving, replaced, status)
+        differs = ReplacedPod(pod=single, node=node, at=timestamp(observed.now), evidence=reports[single].evidence)
+        return _replace_pod(live, serving, differs, status)
     message = f"{figures}, and they differ more than when the plan was judged (evidence {evidence:.2g})."
     kept = _why_not_fp32(live, serving, observed)
     if kept:
