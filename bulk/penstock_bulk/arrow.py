@@ -1,4 +1,4 @@
-"""Arrow tables: columns of texts and of vectors. The only module that imports pyarrow (the extra `bulk`)."""
+"""Arrow tables: columns of texts and of vectors. Imports pyarrow, of the extra `index`, for the other modules."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import numpy as np
 from penstock.errors import MissingPackage, PenstockError
 from penstock_runtime.rows import Float
 
+__all__ = ["pa", "vector_column", "with_vectors"]
+
 try:
     import pyarrow as pa
 except ImportError as missing:
-    raise MissingPackage("pyarrow is not installed", remedy="Run pip install 'penstock[bulk]'") from missing
+    raise MissingPackage("pyarrow is not installed", remedy="Run pip install 'penstock[index]'") from missing
 
 
 def with_vectors(table: Any, text: str, vector: str, embed: Callable[[Sequence[Any]], Float]) -> Any:

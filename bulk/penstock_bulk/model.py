@@ -78,7 +78,8 @@ class Model:
         self, artefact: Path, which: Which, threads: int | None, serving: Serving, arguments: Mapping[str, Any]
     ) -> None:
         self._artefact, self._which, self._threads, self._serving = artefact, which, threads, serving
-        self._arguments = arguments
+        self.arguments = arguments
+        """Of `load`."""
         self._session: RunningModel | None = None
         self._process = 0
 
@@ -127,7 +128,7 @@ class Model:
 
     def embed_arrow(self, table: Any, *, text: str = "text", vector: str = "vector", **options: Any) -> Any:
         """A pyarrow Table or RecordBatch with a column of vectors behind its own, a FixedSizeList of float32, which is
-        null where a text was refused. `text`: the column of texts; `options`: as of `embed`. Needs the extra `bulk`."""
+        null where a text was refused. `text`: column of texts; `options`: as of `embed`. Needs the extra `index`."""
         from penstock_bulk.arrow import with_vectors
 
         return with_vectors(table, text, vector, lambda texts: self.embed(texts, on_error="null", **options)[0])
@@ -191,7 +192,7 @@ class Model:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load_again, (dict(self._arguments),)
+        return _load_again, (dict(self.arguments),)
 
     def _all(
         self,

@@ -23,6 +23,7 @@ _EXTRAS = {
     "bench": "optimizer",
     "certify": "optimizer",
     "index": "optimizer",
+    **dict.fromkeys(("embed", "classify", "rerank", "generate", "bulk"), "optimizer,index"),
     "simulate": "simulator",
     "plan": "runtime",
 }

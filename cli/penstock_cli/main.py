@@ -140,6 +140,11 @@ COMMANDS = {
     "optimize": "Make the artefact only: model, evidence, report.",
     "push": "Write an artefact to a container registry.",
     "bench": "Measure an endpoint: cores x lengths x batches.",
+    "embed": "Embed a corpus: files of texts to files with vectors.",
+    "classify": "Classify the texts of a corpus.",
+    "rerank": "Rank the documents of each query of a corpus.",
+    "generate": "Continue each prompt of a corpus.",
+    "bulk": "Show, verify and complete the output of the four commands before.",
     "plan": "Compare hardware for an endpoint: latency, replicas, cost.",
     "ledger": "List and remove the predictions of plans that were measured.",
     "simulate": "Replay load against autoscalers: ours, HPA, KEDA, Knative's.",
@@ -157,11 +162,12 @@ COMMANDS = {
 `penstock --help` imports none of these modules, and no engine."""
 FOLDERS = {
     **dict.fromkeys(("status", "why", "top", "report", "convert"), "cluster."),
+    **dict.fromkeys(("embed", "classify", "rerank", "generate", "bulk"), "bulk."),
     "plan": "planning.",
     "ledger": "planning.",
 }
 """Commands with their modules in a folder."""
-HEAVY = frozenset({"serve", "optimize", "bench"})
+HEAVY = frozenset({"serve", "optimize", "bench", "embed", "classify", "rerank", "generate", "bulk"})
 """Commands that run models."""
 
 

@@ -221,20 +221,21 @@ class ServeSession:
             )
         server.status.message = waiting
         if prepared.finished or self._endpoint.spec.optimization.mode is OptimizationMode.OFF:
-            await start_model(server, await self._load(prepared.artefact, "chosen", grant))
+            await start_model(server, await self._load(prepared.artefact, "chosen", grant, verified=True))
             if prepared.finished:
                 fact("artefact", f"{prepared.artefact} (made before, for this model and machine)")
             self._show_manifest(Manifest.load(prepared.artefact), table=False)
             fact("report", str(prepared.artefact / "report.html"))
             self._show_serving(server)
             return
-        predictor = await start_model(server, await self._load(prepared.artefact, "baseline", grant))
+        predictor = await start_model(server, await self._load(prepared.artefact, "baseline", grant, verified=True))
         self._show_serving(server, note="  (fp32 until the optimisation is through)" if self._options.optimize else "")
         if self._options.optimize:
             artefact = await self._optimize(server, self._options.target, grant)
             await self._take_over(server, predictor, artefact, grant)
 
-    async def _load(self, artefact: Path, which: Which, grant: CoreGrant) -> AnyModel:
+    async def _load(self, artefact: Path, which: Which, grant: CoreGrant, *, verified: bool = False) -> AnyModel:
+        """`verified`: `prepare` has just compared the files with their digests, or written them."""
         serving = self._endpoint.spec.serving if self._endpoint is not None else None
         host = self._host.with_present_memory()
         if Manifest.load(artefact).task is TaskName.TEXT_GENERATION:
@@ -246,6 +247,7 @@ class ServeSession:
                     host,
                     cores=grant.cores,
                     cache_bytes=self._settings.generation.generation_cache_bytes,
+                    verified=verified,
                 )
             )
             for finding in generation.findings:
@@ -262,6 +264,7 @@ class ServeSession:
                 truncate=serving.truncate if serving is not None else True,
                 prompts=serving.prompts if serving is not None else None,
                 limits=request_limits(self._settings),
+                verified=verified,
             )
         )
         device = model.engine.device() if isinstance(model.engine, HasDevice) else None

@@ -92,3 +92,19 @@ def test_a_limit_on_file_size_is_reported_as_a_full_disk(tiny: Path, tmp_path: P
 
     assert done.returncode == 1
     assert_one_sentence(done.stderr, f"the store {store} cannot take more: File too large", "Free space there")
+
+
+def test_bulk_work_on_a_full_disk_goes_on_with_more_space(tiny: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out"
+    source.write_text("".join(f'{{"text": "row {number}"}}\n' for number in range(3000)), encoding="utf-8")
+    folders = ("--store", tmp_path / "store", "--models", tmp_path / "models")
+    model = ("--model", f"file://{tiny}", "--plan", "fp32", "--shard-rows", 1000)
+
+    done = run_twice(output, "1m", "embed", source, output, *model, *folders)
+
+    assert [line for line in done.stdout.splitlines() if line.startswith("status")] == ["status 1", "status 0"], (
+        done.stdout + done.stderr
+    )
+    assert_one_sentence(done.stderr, f"the output {output}", "Free space there")
+    assert "No space left on device" in done.stderr
+    assert "rows       3,000 of 3,000" in done.stdout

@@ -17,6 +17,16 @@ ALWAYS: dict[str, str] = {
     "optimize": "store models cores budget_seconds as_json neuron_target",
     "push": "",
     "bench": "family lengths batches seconds rounds patience_seconds output fresh seed",
+    **{
+        name: f"reference keep id_column column form shard_rows plan cores store models dry_run as_json {more}"
+        for name, more in (
+            ("embed", "text_column dtype prompt_name dimensions normalize too_long"),
+            ("classify", "text_column top_k too_long"),
+            ("rerank", "query_column documents_column top too_long"),
+            ("generate", "text_column max_tokens"),
+        )
+    },
+    "bulk": "",
     "plan": "rows classes cores prices measurements family output ledger",
     "simulate": "traces policies p95_milliseconds min_replicas max_replicas start_up_seconds scrape_interval dispatch "
     "seeds price workers output",
@@ -54,6 +64,8 @@ REFUSED: list[tuple[str, str, str, list[str], str]] = [
         ("rate", "--rate=1"), ("peak", "--peak=1"), ("p95_milliseconds", "--p95=1"), ("write", "--write=x"),
         ("verify", "--verify=http://127.0.0.1:9"),
     )),
+    *((name, "price_per_hour", "--price-per-hour=1", ["IN", "OUT", "--model=x"], "--dry-run")
+      for name in ("embed", "classify", "rerank", "generate")),
     ("plan", "store", "--store=x", ["a-name"], "a FILE"),
     ("plan", "prometheus", "--prometheus=http://x", ["a-name", "--rate=1"], "the load of an endpoint"),
     ("plan", "trace", "--trace=x", ["FILE", "--rate=1"], "a load that --rate does not give"),

@@ -22,7 +22,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "optimizer": ("penstock", "penstock_runtime", "penstock_optimizer"),
     "operator": ("penstock", "penstock_operator"),
     "simulator": ("penstock", "penstock_simulator", "penstock_planner"),
-    "cli,optimizer,simulator,bulk": ("penstock_cli", "penstock_bench", "penstock_bulk"),
+    "cli,optimizer,simulator,index": ("penstock_cli", "penstock_bench", "penstock_bulk"),
 }
 """What must be importable with each extra; the empty one is the base installation."""
 

@@ -259,7 +259,7 @@ def check_one_at_a_time(seen: AtOnce, *, rollouts: set[str], jobs: int) -> None:
     print(f"{seen.looks} looks: {len(seen.jobs)} jobs, and rollouts of {', '.join(sorted(seen.rollouts))}")
     assert seen.rollouts == rollouts
     assert len(seen.jobs) == jobs
-    assert (seen.most_jobs, seen.most_rollouts) == (1, 1)
+    assert (seen.most_jobs, seen.most_rollouts) == (min(jobs, 1), 1)
 
 
 @pytest.fixture
@@ -320,7 +320,8 @@ def test_an_upgrade_to_other_images_and_a_rollback_break_no_stream(
         until_both(NEXT)
         report(f"serve with {NEXT}")
         answers.more(2, seconds=STEP_SECONDS)
-        check_one_at_a_time(seen, rollouts={"chat", "first"}, jobs=2)
+        # The results of the other images stay: only the serving pods are replaced.
+        check_one_at_a_time(seen, rollouts={"chat", "first"}, jobs=0)
         helm.run("rollback", RELEASE, *WAIT, timeout_seconds=HELM_SECONDS)
         report("helm rollback has ended")
         until_both(version)

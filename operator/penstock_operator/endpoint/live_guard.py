@@ -99,11 +99,11 @@ def guard_live(
         node = next(entry.pod.node for entry in observed.pods if entry.pod.name == single)
         differs = ReplacedPod(pod=single, node=node, at=timestamp(observed.now), evidence=reports[single].evidence)
         return _replace_pod(live, serving, differs, status)
-    differs = f"{figures}, and they differ more than when the plan was judged (evidence {evidence:.2g})."
+    message = f"{figures}, and they differ more than when the plan was judged (evidence {evidence:.2g})."
     kept = _why_not_fp32(live, serving, observed)
     if kept:
         advice = "Optimise with texts of the present traffic (workload.textsFrom)."
-        return LiveGuardPlan(serving, no(Reason.LIVE_TRAFFIC_DIFFERS, f"{differs} {kept} {advice}"), status)
+        return LiveGuardPlan(serving, no(Reason.LIVE_TRAFFIC_DIFFERS, f"{message} {kept} {advice}"), status)
     alarm = GuardAlarm(
         digest=serving.digest, since=since, until=timestamp(observed.now), answers=answers, evidence=evidence
     )

@@ -223,6 +223,7 @@ class PodServing:
 
     def _load(self, folder: Path, grant: CoreGrant) -> AnyModel:
         variables = self._variables
+        verified = not variables.is_local  # the fetch has compared each file with its digest
         if Manifest.load(folder).task is TaskName.TEXT_GENERATION:
             return load_generation_artefact(
                 folder,
@@ -231,6 +232,7 @@ class PodServing:
                 cores=grant.cores,
                 any_isa=True,
                 cache_bytes=self._settings.generation.generation_cache_bytes,
+                verified=verified,
             )
         return load_artefact(
             folder,
@@ -242,6 +244,7 @@ class PodServing:
             prompts=variables.prompts,
             limits=request_limits(self._settings),
             any_isa=True,  # checked before
+            verified=verified,
         )
 
     def _grant(self, cores: int) -> CoreGrant:

@@ -117,8 +117,10 @@ def open_generation_engine(
     memory: int | None = None,
     which: Which = "chosen",
     cache_bytes: int | None = None,
+    *,
+    verified: bool = False,
 ) -> StepEngine:
-    """Load the graph of an artefact's plan for `cores` cores (None: the plan's).
+    """Load the graph of an artefact's plan for `cores` cores (None: the plan's). `verified` as for `load_artefact`.
 
     `memory`: bytes that weights and pool may take, for example what is left of the container's limit; None: without a
     limit. The pool of cache blocks gets what remains after the weights, within bounds, and at most `cache_bytes`.
@@ -133,7 +135,8 @@ def open_generation_engine(
             remedy="Serve it with its own task, or run penstock optimize with task: text-generation",
         )
     served = manifest.chosen if which == "chosen" else manifest.baseline
-    verify_files(folder, manifest, served)
+    if not verified:
+        verify_files(folder, manifest, served)
     plan, _ = fit_plan(served.plan, cores)
     graph = folder / served.path
     files = sum(file.stat().st_size for file in graph.parent.iterdir() if file.is_file())
@@ -156,10 +159,11 @@ def load_generation_artefact(
     cores: int | None = None,
     any_isa: bool = False,
     cache_bytes: int | None = None,
+    verified: bool = False,
 ) -> GenerationModel:
     """Load one of the two models of an artefact for text-generation, with as much cache as the memory allows.
 
-    Errors as `load_artefact`.
+    `verified` and errors as for `load_artefact`.
     """
     manifest = Manifest.load(folder)
     served = manifest.chosen if which == "chosen" else manifest.baseline
@@ -173,7 +177,8 @@ def load_generation_artefact(
     plan, findings = fit_plan(served.plan, cores)
     memory = host.memory
     is_known = memory.total != 0 or memory.limit is not None
-    engine = open_generation_engine(folder, cores, memory.available if is_known else None, which, cache_bytes)
+    available = memory.available if is_known else None
+    engine = open_generation_engine(folder, cores, available, which, cache_bytes, verified=verified)
     try:
         model = read_generation_model(folder, engine)
         warm_up(engine)

@@ -156,11 +156,12 @@ def load_artefact(
     limits: RequestLimits = DEFAULT_LIMITS,
     any_isa: bool = False,
     prompts: Prompts | None = None,
+    verified: bool = False,
 ) -> LoadedModel:
     """Load one of an artefact's two models for this machine.
 
-    `cores` to use (None: the plan's); `max_tokens`, `truncate`, `limits` and `prompts` as for
-    `make_task`.
+    `cores` to use (None: the plan's); `max_tokens`, `truncate`, `limits` and `prompts` as for `make_task`; `verified`:
+    the caller has just compared the files with their digests.
     ArtefactError: a file is missing or altered, or the graph does not load. OtherInstructionSet: the chosen plan was
     made for another one, and `any_isa` is not given (the fp32 baseline runs on any). HostError when there is not enough
     memory. Errors of the model's own files as `ModelFolder.open` and `make_task`.
@@ -170,7 +171,8 @@ def load_artefact(
     on_device = is_on_device(served.plan)
     if which == "chosen" and not any_isa and not on_device:
         check_isa(folder, manifest.cpu.isa, host.cpu.isa)
-    verify_files(folder, manifest, served)
+    if not verified:
+        verify_files(folder, manifest, served)
     # The cores of a plan for a device belong to the device, and the engine finds them.
     plan, findings = fit_plan(served.plan, None if on_device else cores)
     short = (folder / served.short.path, served.short.io) if served.short is not None else None

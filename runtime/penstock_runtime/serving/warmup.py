@@ -17,9 +17,9 @@ from penstock_runtime.rows import Row, run_rows
 from penstock_runtime.serving.loaded_model import LoadedModel
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
-SECONDS = 2.0
+SECONDS, SECONDS_OF_GRIDS = 0.3, 2.0
 """No new shape is started after this, so that the server gets ready soon; the first request of a remaining shape takes
-a few milliseconds longer."""
+a few milliseconds longer. Engines with a grid prepare kernels for each of its shapes, which takes longer."""
 _ANY_TOKEN = 1
 """An id in every vocabulary."""
 
@@ -32,12 +32,14 @@ def warm_up(model: LoadedModel) -> list[tuple[int, float]]:
     """
     plan = model.plan
     ran: list[tuple[int, float]] = []
-    end = perf_counter() + SECONDS
+    facts = model.engine.facts
+    has_grid = facts.grid is not None or (facts.short is not None and facts.short.grid is not None)
+    end = perf_counter() + (SECONDS_OF_GRIDS if has_grid else SECONDS)
     # Each stream has separate kernels and buffers. All run at once, so that no stream runs the work of two.
-    at_once = model.engine.facts.in_flight or plan.streams
+    at_once = facts.in_flight or plan.streams
     together = Barrier(at_once)
     with ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="penstock-warm-up") as pool:
-        for rows, length in all_shapes(plan, model.max_tokens, model.engine.facts):
+        for rows, length in all_shapes(plan, model.max_tokens, facts):
             batch = [Row([_ANY_TOKEN] * length)] * rows
             if not ran:
                 pool.submit(_check_numbers, model, batch).result()

@@ -55,12 +55,10 @@ class WordTable:
         self._sign = min(shared, default="")
         """A character that all of them contain, such as `[`: one search instead of one for each."""
         longest = backend.model.max_input_chars_per_word
-        # A word of the vocabulary is one token.
-        self._whole: dict[str, int] = {
-            word: number
-            for word, number in backend.get_vocab(with_added_tokens=False).items()
-            if len(word) <= longest and _WORDS.fullmatch(word)
-        }
+        # A word of the vocabulary is one token. Pieces of words are in it too: `ids` looks for words only.
+        self._whole: dict[str, int] = backend.get_vocab(with_added_tokens=False)
+        for word in [word for word in self._whole if len(word) > longest]:
+            del self._whole[word]
         self._learnt: dict[str, tuple[int, ...]] = {}
 
     @classmethod

@@ -34,6 +34,7 @@ from testbed.ports import some_free_ports
 from tests.optimizer.end_to_end.small_model import HIDDEN, write_small_bert
 from tests.runtime.models.folders import write_pickle
 from tests.runtime.models.hub_server import running_hub
+from tests.runtime.models.registry_server import auth_of, running_registry
 from tests.runtime.models.s3_server import free_port
 from tests.runtime.pod.pods import Pod
 
@@ -110,6 +111,32 @@ class TestSuccess:
         assert "onnxruntime-int8-dynamic-plain" in {one.recipe.name for one in manifest.candidates}
         assert reported.result.cpu.isa is read_host().cpu.isa
         assert reported.result.pinned is read_host().usable_cores(1).pinned
+
+    def test_a_model_of_a_private_registry_is_fetched_and_its_digest_is_in_the_summary(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        files = {path.relative_to(model).as_posix(): path for path in model.rglob("*") if path.is_file()}
+        with (
+            running_registry(tmp_path / "registry", auth="token") as registry,
+            pytest.MonkeyPatch.context() as here,
+        ):
+            here.setenv("PENSTOCK_REGISTRY_AUTH", auth_of(registry.address))
+            layers = [
+                ("application/vnd.cncf.model.weight.v1.raw", path.read_bytes(), {"org.cncf.model.filepath": name})
+                for name, path in files.items()
+            ]
+            digest = registry.push("team/small", layers, config="application/vnd.cncf.model.config.v1+json")
+            given = spec(f"oci://{registry.address}/team/small", {"mode": "Disabled"})
+            with job(tmp_path / "job", given, registry_auth=auth_of(registry.address)) as pod:
+                assert pod.ended() == 0, pod.output
+                reported = summary(pod)
+            with job(tmp_path / "other", given, registry_auth=auth_of("elsewhere")) as pod:
+                assert pod.ended() == FAILED
+                refused = summary(pod).failure
+        assert reported.result is not None
+        assert reported.result.model_resolved == f"oci://{registry.address}/team/small:latest@{digest}"
+        assert refused is not None
+        assert refused.reason == "ModelAccessDenied"
 
     def test_progress_comes_as_json_lines(self, done: tuple[Pod, Path]) -> None:
         pod, _ = done

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -181,6 +182,12 @@ def test_an_altered_or_missing_file_is_named(artefact: Path, name: str, harm: st
 
     assert str(path) in caught.value.message
     assert caught.value.remedy
+
+
+def test_files_that_the_caller_has_verified_are_not_read_again(artefact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("a file was hashed again"))
+
+    load_artefact(artefact, "chosen", HOST, verified=True).close()
 
 
 def test_the_other_models_graph_is_not_needed(artefact: Path) -> None:

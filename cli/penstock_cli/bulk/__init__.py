@@ -1,0 +1,1 @@
+"""Bulk work on one machine: a corpus from files to files."""
