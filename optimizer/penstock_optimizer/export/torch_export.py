@@ -55,6 +55,12 @@ def export_with_torch(folder: ModelFolder, head: Head, path: Path, flavour: Flav
     `why`: the reason why the builder did not take it, for the errors: UnsupportedModel when the extra is missing, when
     transformers does not know the model, or when no exporter gives a graph that answers like it.
     """
+    if quantised := folder.config.get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+        raise UnsupportedModel(
+            f"{folder.path}: its weights are quantised ({method or 'quantization_config of config.json'})",
+            remedy="Use the model as it was before quantisation, with weights of type F32, F16 or BF16",
+        )
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         raise UnsupportedModel(
@@ -63,7 +69,7 @@ def export_with_torch(folder: ModelFolder, head: Head, path: Path, flavour: Flav
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporters warn of themselves
-        model = _load(folder, head)
+        model = _load(folder, head, why)
         inputs = _inputs(model, folder)
         tokenizer = Tokenizer.load(folder)
         try:
@@ -94,7 +100,7 @@ def export_with_torch(folder: ModelFolder, head: Head, path: Path, flavour: Flav
     )
 
 
-def _load(folder: ModelFolder, head: Head) -> Any:
+def _load(folder: ModelFolder, head: Head, why: str) -> Any:
     import transformers
 
     name = AUTO_CLASS[head]
@@ -113,15 +119,18 @@ def _load(folder: ModelFolder, head: Head) -> Any:
         )
     except Exception as error:  # whatever transformers' code makes of the fields of config.json
         raise UnsupportedModel(
-            f"{folder.path}: transformers {transformers.__version__} does not load it as {name}: "
-            f"{type(error).__name__}: {error}",
-            remedy="Use a model of an architecture that transformers knows, or add an ONNX export (model.onnx)",
+            f"{folder.path} is not built from its weights ({why}), and transformers {transformers.__version__} does not "
+            f"load it as {name}: {type(error).__name__}: {error}",
+            remedy="Use a model that transformers loads, or add an ONNX export of it to the folder (model.onnx)",
         ) from error
     absent = sorted(name for name in report["missing_keys"] if head is not Head.ENCODER or "pooler" not in name)
-    if absent and head is not Head.ENCODER:
+    if head is not Head.ENCODER and any(not name.startswith(f"{model.base_model_prefix}.") for name in absent):
         raise no_head(folder, head)
     if absent:
-        raise CorruptModel(f"{folder.path} has no tensor {absent[0]!r}", remedy="Fetch the model again")
+        raise CorruptModel(
+            f"{folder.path} has no tensor {absent[0]!r}",
+            remedy="Fetch the model again; if it stays so, config.json and the weights are not of one model",
+        )
     for entry in report["mismatched_keys"]:
         name = entry if isinstance(entry, str) else entry[0]  # with shapes, before transformers 4.50
         raise CorruptModel(

@@ -379,8 +379,9 @@ def _read_config(path: Path) -> dict[str, Any]:
             remedy="Load and save it once with sentence-transformers 5, which puts it at the top "
             "(docs/how-to/convert-a-model.md#safetensors)",
         )
-    if (path / "adapter_config.json").is_file():
-        raise missing_weights(path, _names(path))
+    names = _names(path)
+    if "adapter_config.json" in names or any(name.endswith(".gguf") for name in names):
+        raise missing_weights(path, names)
     hint = f"; did you mean its folder {nested[0]}?" if nested else ""
     raise CorruptModel(
         f"{path} has no config.json{hint}", remedy="Give a folder as transformers' save_pretrained writes it"
