@@ -1,4 +1,4 @@
-"""Start-up, imports, signals and error output of every Penstock process: closed standard streams, SIGTERM, `error:` lines.
+"""Start-up, signals and error output of every Penstock process: closed standard streams, SIGTERM, `error:` lines.
 
 The kernel ignores signals that the first process of a container has no handler for. Without `exit_on_signal`, a pod
 that is deleted while its process still imports libraries would ignore SIGTERM and be killed at the end of its grace

@@ -1,6 +1,6 @@
 """The second start of `penstock serve` on this machine, from the process to its first answer, by stage.
 
-    python -m benchmarks.first_answer FILE [--store artefacts] [--rounds 8]
+    python -m benchmarks.second_start FILE [--store artefacts] [--rounds 8]
 
 FILE is a ModelEndpoint; its artefact is in the store (`penstock optimize FILE`). Each round starts the server in a new
 process, sends one request when it serves, and ends it. The stages: the interpreter; the imports of the command; finding
