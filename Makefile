@@ -81,6 +81,10 @@ demo: $(VENV)/.demo ## Optimise and serve a real model on this machine
 demo-chat: $(VENV)/.chat ## Serve a real language model on this machine: it answers at once, and faster after the search
 	@$(BIN)/penstock serve examples/chat.yaml
 
+.PHONY: demo-pool
+demo-pool: $(VENV)/.chat ## Serve the models of both demos on the same cores, with one port
+	@$(BIN)/penstock serve examples/sentence-embedding.yaml examples/pool-similarity.yaml examples/chat.yaml
+
 .PHONY: check
 check: $(VENV)/.unit ## Formatting, lint, types and import contracts
 	@$(BIN)/ruff format --check --quiet .

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -37,10 +38,12 @@ from penstock_cli.entry import require_optimizer
 from penstock_cli.optimize import OptimizationView, event_from_json, show_result, target_of
 from penstock_cli.terminal import (
     TRANSFER_SECONDS,
+    artefact_of,
     console,
     describe_cpu,
     describe_memory,
     fact,
+    is_remote,
     models_option,
     read_artefact,
     refuse_options,
@@ -48,7 +51,6 @@ from penstock_cli.terminal import (
     setting_options,
     settings_from,
     store_option,
-    transfer_lines,
     verbose_option,
 )
 from penstock_runtime.app.lifecycle import AnyModel, AnyPredictor, replace_model, serve_while, start_model
@@ -109,17 +111,39 @@ class ServeOptions:
     token: str | None = None
 
 
-class ServeSession:
-    """One run of `penstock serve`: start the server, load a model, optimise, change plans, drain."""
+@dataclass(frozen=True)
+class NamedModel:
+    """What is known of a file or an artefact before its model is loaded."""
 
-    def __init__(self, options: ServeOptions, settings: Settings) -> None:
+    name: str
+    task: TaskName
+    cores: int | None
+    """None: those of a device."""
+
+
+class ServeSession:
+    """One model of `penstock serve`: start the server, load the model, optimise, change plans, drain."""
+
+    def __init__(self, options: ServeOptions, settings: Settings, *, is_member: bool = False) -> None:
+        """`is_member`: other models are served, too."""
         self._options = options
         self._settings = settings
+        self._is_member = is_member
         self._endpoint: ModelEndpoint | None = None
         self._host: Host = read_host()
+        self._predictor: AnyPredictor | None = None
+        """Of a model that an optimisation is to improve."""
 
     async def run(self) -> int:
         """Serve until a signal ends it. Returns the number of connections that were cut off."""
+        named = self.read()
+        grant = grant_for(self._host, named.cores, named.name)
+        server = Server(self.status(named, grant), self._settings)
+        await server.start()
+        return await serve_while(server, self._work(server, grant), partial(self.report_failure, server))
+
+    def read(self) -> NamedModel:
+        """Read the file or the artefact."""
         if self._options.target.is_dir():
             manifest = read_artefact(self._options.target, otherwise=NO_ARTEFACT)
             on_device = is_on_device(manifest.chosen.plan)
@@ -144,19 +168,25 @@ class ServeSession:
                     "CPUs: for the device, penstock optimize it and serve the artefact",
                 )
             self._add_objective_bucket(self._endpoint)
-        grant = self._host.usable_cores(cores)
-        if grant.keep:
-            pin_process(grant.cpus)
-        fact("cpu", describe_cpu(self._host))
-        fact("cores", f"{grant.cores} of {len(self._host.cores)}, memory {describe_memory(self._host)}")
-        for finding in grant.findings:
-            logger.info("cores: %s", finding, extra=log_event("CoreFinding", object=name))
+        return NamedModel(name, task, cores)
+
+    def status(self, named: NamedModel, grant: CoreGrant) -> ServerStatus:
+        """The status of a server for the model."""
         prompts = self._endpoint.spec.serving.prompts if self._endpoint is not None else None
-        status = ServerStatus(name, task, host=self._host, grant=grant, route_prompts=of_routes(prompts))
+        status = ServerStatus(named.name, named.task, host=self._host, grant=grant, route_prompts=of_routes(prompts))
         status.guard_policy = self._endpoint.spec.serving.guard_policy if self._endpoint is not None else None
-        server = Server(status, self._settings)
-        await server.start()
-        return await serve_while(server, self._work(server, grant), partial(self._report_failure, server))
+        return status
+
+    @property
+    def settings(self) -> Settings:
+        """With what the file adds; `read` comes first."""
+        return self._settings
+
+    @property
+    def objective_seconds(self) -> float:
+        """The p95 of the whole answer that the file wants; infinite: none."""
+        objective = None if self._endpoint is None else self._endpoint.spec.objective.latency
+        return math.inf if objective is None else objective.p95_milliseconds / 1000
 
     def _add_objective_bucket(self, endpoint: ModelEndpoint) -> None:
         """Add a boundary at the endpoint's objective to the duration histogram, unless the settings have one."""
@@ -168,7 +198,7 @@ class ServeSession:
             )
             self._settings = self._settings.model_copy(update={"observation": observation})
 
-    def _report_failure(self, server: Server, error: BaseException) -> None:
+    def report_failure(self, server: Server, error: BaseException) -> None:
         """Note that the optimisation has failed; the server continues with the fp32 plan."""
         server.status.optimization = None
         server.status.optimization_error = str(error)
@@ -181,6 +211,17 @@ class ServeSession:
             )
 
     async def _work(self, server: Server, grant: CoreGrant) -> None:
+        await self.load(server, grant)
+        await self.improve(server, grant)
+
+    async def improve(self, server: Server, grant: CoreGrant) -> None:
+        """Optimise the model that is served as fp32, and change to the result."""
+        if self._predictor is not None and self._options.optimize:
+            artefact = await self._optimize(server, self._options.target, grant)
+            await self._take_over(server, self._predictor, artefact, grant)
+
+    async def load(self, server: Server, grant: CoreGrant) -> None:
+        """Load the model and answer with it."""
         if self._endpoint is None:
             manifest = Manifest.load(self._options.target)
             self._show_model(manifest.model.source, manifest.task)
@@ -229,11 +270,9 @@ class ServeSession:
             fact("report", str(prepared.artefact / "report.html"))
             self._show_serving(server)
             return
-        predictor = await start_model(server, await self._load(prepared.artefact, "baseline", grant, verified=True))
+        model = await self._load(prepared.artefact, "baseline", grant, verified=True)
+        self._predictor = await start_model(server, model)
         self._show_serving(server, note="  (fp32 until the optimisation is through)" if self._options.optimize else "")
-        if self._options.optimize:
-            artefact = await self._optimize(server, self._options.target, grant)
-            await self._take_over(server, predictor, artefact, grant)
 
     async def _load(self, artefact: Path, which: Which, grant: CoreGrant, *, verified: bool = False) -> AnyModel:
         """`verified`: `prepare` has just compared the files with their digests, or written them."""
@@ -265,6 +304,7 @@ class ServeSession:
                 truncate=serving.truncate if serving is not None else True,
                 prompts=serving.prompts if serving is not None else None,
                 limits=request_limits(self._settings),
+                shares_cores=self._is_member,
                 verified=verified,
             )
         )
@@ -343,6 +383,9 @@ class ServeSession:
         show_result(manifest, p95_objective_milliseconds=limit, table=table, verbose=self._options.verbose)
 
     def _show_serving(self, server: Server, note: str = "") -> None:
+        if self._is_member:
+            fact("ready", f"{server.status.name}{note}", style="bold")
+            return
         fact("serving", f"{server.url}{note}", style="bold")
         where = f" on port {server.internal_port}" if server.internal_port else ""
         fact("", f"a playground for the browser at {server.url}/, metrics at /metrics, what is served at /info{where}")
@@ -351,6 +394,18 @@ class ServeSession:
         route = "N {}/v1/chat/completions" if task is TaskName.TEXT_GENERATION else "i {}/predict"
         command = f"curl -{route.format(server.url)} -H 'content-type: application/json' -d '{body}'"
         console.print(f"\n  {command}\n")
+
+
+def grant_for(host: Host, cores: int | None, name: str) -> CoreGrant:
+    """Choose the cores, keep the process on them, and show them."""
+    grant = host.usable_cores(cores)
+    if grant.keep:
+        pin_process(grant.cpus)
+    fact("cpu", describe_cpu(host))
+    fact("cores", f"{grant.cores} of {len(host.cores)}, memory {describe_memory(host)}")
+    for finding in grant.findings:
+        logger.info("cores: %s", finding, extra=log_event("CoreFinding", object=name))
+    return grant
 
 
 def _optimizer_error(status: int, printed: str) -> PenstockError:
@@ -379,7 +434,7 @@ def _variables_of(target: Path) -> dict[str, str]:
 
 
 @click.command
-@click.argument("address", metavar="FILE|ARTEFACT|oci://...")
+@click.argument("addresses", metavar="FILE|ARTEFACT|oci://...", nargs=-1, required=True)
 @store_option
 @models_option
 @click.option("--cores", type=click.IntRange(min=1), help="Physical cores, instead of the file's.")
@@ -389,56 +444,76 @@ def _variables_of(target: Path) -> dict[str, str]:
     help="Search for a better plan while the fp32 plan serves. --no-optimize serves what there is: a finished "
     "artefact, or fp32.",
 )
+@click.option(
+    "--priority",
+    "priorities",
+    metavar="NAME=NUMBER",
+    multiple=True,
+    help="The priority class of one of several models, 0 by default: those of a higher one go first.",
+)
 @verbose_option
 @setting_options
 def command(
-    address: str, store: Path, models: Path, cores: int | None, *, optimize: bool, verbose: bool, **flags: Any
+    addresses: tuple[str, ...],
+    store: Path,
+    models: Path,
+    cores: int | None,
+    priorities: tuple[str, ...],
+    *,
+    optimize: bool,
+    verbose: bool,
+    **flags: Any,
 ) -> None:
     """Serve a ModelEndpoint FILE, or an ARTEFACT folder that penstock optimize has made, or one that penstock push has
     written to oci://REGISTRY/REPOSITORY:TAG.
+
+    Several are served on one port, with one set of cores: a request names its model in the field `model`, or in the
+    path, below /models/NAME.
 
     A finished artefact for this file and machine is served as it is. Otherwise the fp32 model answers within seconds,
     the optimisation runs at the same time, and the server changes to the chosen plan without a failed request.
 
     On SIGTERM or Ctrl-C it answers the accepted requests and then exits.
     """
-    is_remote = address.startswith(f"{Scheme.OCI.value}://")
-    target = Path(address)
-    if is_remote or target.is_dir():
-        unread = ["store"] if is_remote else ["store", "models"]
+    if not any(Path(address).is_file() for address in addresses):
+        unread = ["store"] if any(map(is_remote, addresses)) else ["store", "models"]
         refuse_options(unread, "a ModelEndpoint FILE; an ARTEFACT folder has all that is served")
     models = models.expanduser()
     has_token_in_arguments = flags.get("auth_token") is not None
-    settings = settings_from(_variables_of(target) | dict(os.environ), flags)
-    configure_logs(settings.log.log_level, *screen_log())
+    settings = [settings_from(_variables_of(Path(address)) | dict(os.environ), flags) for address in addresses]
+    configure_logs(settings[0].log.log_level, *screen_log())
     if has_token_in_arguments:
         logger.warning(
             "--auth-token is deprecated, because every user of the machine can read it: set PENSTOCK_AUTH_TOKEN, "
             "--auth-token-file or --auth-token-folder instead",
             extra=log_event("TokenInArguments"),
         )
-    name = target.resolve().name
-    if is_remote:
-        from penstock_runtime.models.sources.fetch import fetch_artefact  # with libraries that a folder does not need
+    options = [
+        ServeOptions(
+            target=target,
+            name=name,
+            store=store,
+            models=models,
+            cores=cores,
+            optimize=optimize,
+            verbose=verbose,
+            token=hugging_face_token(os.environ),
+        )
+        for target, name in (artefact_of(address, models) for address in addresses)
+    ]
+    if len(options) == 1:
+        refuse_options(["priorities"], "several models")
+        running = ServeSession(options[0], settings[0]).run()
+    else:
+        from penstock_cli.serve_several import serve_several
 
-        source = ModelSource.parse(address)
-        target, name = fetch_artefact(source, models, transfer_lines("fetching")), source.location.rpartition("/")[2]
-    options = ServeOptions(
-        target=target,
-        name=name,
-        store=store,
-        models=models,
-        cores=cores,
-        optimize=optimize,
-        verbose=verbose,
-        token=hugging_face_token(os.environ),
-    )
+        running = serve_several(options, settings, priorities)
     # The thread pool of the tokenizers library would compete with the engine for its cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import uvloop  # takes 20 ms
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        cut = runner.run(ServeSession(options, settings).run())
+        cut = runner.run(running)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if any_daemon_running():  # such as the download of a model that is no longer needed

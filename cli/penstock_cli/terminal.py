@@ -22,6 +22,7 @@ from rich.text import Text
 from penstock.artefact_store import DEFAULT_MODELS, DEFAULT_STORE
 from penstock.errors import ArtefactError, printable
 from penstock.manifest import MANIFEST_NAME, Manifest
+from penstock.resources.core import ModelSource, Scheme
 from penstock.settings import Setting
 from penstock_runtime.host import Host
 from penstock_runtime.settings import SETTINGS, Settings
@@ -240,3 +241,18 @@ def read_artefact(folder: Path, *, otherwise: str) -> Manifest:
         f"{folder} has no {MANIFEST_NAME}: it is no artefact",
         remedy=f"Give one of those in it, such as {within[-1].parent}" if within else otherwise,
     )
+
+
+def is_remote(address: str) -> bool:
+    """Whether an artefact is in a registry."""
+    return address.startswith(f"{Scheme.OCI.value}://")
+
+
+def artefact_of(address: str, models: Path) -> tuple[Path, str]:
+    """The file, or the folder of an artefact, which is fetched if it is in a registry; and the name of an artefact."""
+    if not is_remote(address):
+        return Path(address), Path(address).resolve().name
+    from penstock_runtime.models.sources.fetch import fetch_artefact  # with libraries that a folder does not need
+
+    source = ModelSource.parse(address)
+    return fetch_artefact(source, models, transfer_lines("fetching")), source.location.rpartition("/")[2]

@@ -84,7 +84,15 @@ FAILED, UNSTABLE = 1, 2
 """Exit statuses."""
 
 # The folders that tests fill take some gigabytes: the folders of failed tests are enough.
-PYTEST = (sys.executable, "-m", "pytest", "-o", "tmp_path_retention_policy=failed")
+PYTEST = (
+    sys.executable,
+    "-m",
+    "pytest",
+    "-o",
+    "tmp_path_retention_policy=failed",
+    "--durations=25",
+    "--durations-min=5",
+)
 # A file stays in one process, for its fixtures; files start in the order of tests/conftest.py.
 # A process that dies ends the run: pytest-xdist starts another, and may then wait for ever.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")

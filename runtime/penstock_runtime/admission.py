@@ -122,13 +122,15 @@ class Admission:
         """When a request must have started. `seconds`: the limit of the request itself; None: the setting's."""
         return arrived + (self.limits.deadline_seconds if seconds is None else seconds)
 
-    def check(self, client: str, waiting: Waiting, tokens_per_second: float, tokens: int = 1) -> None:
+    def check(
+        self, client: str, waiting: Waiting, tokens_per_second: float, tokens: int = 1, priority: int = 0
+    ) -> None:
         """Overloaded if a request of this client would be refused. For before its texts are tokenised: `tokens` are as
         many as it has at least, as far as that is known."""
         least = min(tokens, self.limits.max_queue_tokens)
-        if not fits(self.limits, 1, least, waiting) and max(self._tokens.values(), default=0) <= self._share(
-            client, least
-        ):
+        if fits(self.limits, 1, least, waiting) or any(other > priority for other, _ in self._entries):
+            return
+        if max(self._tokens.values(), default=0) <= self._share(client, least):
             raise self._overloaded(waiting, tokens_per_second)
 
     def admit(
@@ -227,6 +229,28 @@ class FairShares:
             kept = self._times.keys() & self._waiting.keys()
             now = max(self._now, median(time for name, time in self._times.items() if name not in kept))
             self._times = {name: time for name, time in self._times.items() if time > now or name in kept}
+
+
+class BulkFloor:
+    """The least share of the computed work that bulk requests get while they wait, so that interactive ones cannot keep
+    them out for ever."""
+
+    SHARE = 0.05
+
+    def __init__(self) -> None:
+        self._credit = 0.0
+
+    def served(self, cost: float, *, bulk_waits: bool) -> None:
+        """Other work of this cost was served."""
+        self._credit = self._credit + self.SHARE / (1 - self.SHARE) * cost if bulk_waits else 0.0
+
+    def took(self, cost: float) -> None:
+        """Bulk work of this cost was served."""
+        self._credit = max(0.0, self._credit - cost)
+
+    def is_due(self, cost: float) -> bool:
+        """Whether bulk work of this cost is next, before any other."""
+        return 0 < cost <= self._credit
 
 
 class FairLine:

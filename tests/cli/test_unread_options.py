@@ -78,6 +78,7 @@ REFUSED: list[tuple[str, str, str, list[str], str]] = [
     )),
     ("serve", "store", "--store=x", ["."], "a ModelEndpoint FILE"),
     ("serve", "models", "--models=x", ["."], "a ModelEndpoint FILE"),
+    ("serve", "priorities", "--priority=a=1", ["FILE"], "several models"),
     ("optimize", "verbose", "--verbose", ["FILE", "--json"], "the table that is printed without --json"),
     ("optimize", "neuron_python", "--neuron-python=x", ["FILE"], "inf1 and inf2"),
     ("simulate", "headroom", "--headroom=0.5", ["--policy=kpa"], "--policy penstock or penstock-prometheus"),

@@ -41,7 +41,7 @@ async def serve_while(
     def end_without_model(_: object) -> None:
         if working.cancelled() or (error := working.exception()) is None:
             return
-        if server.service.predictor is None:
+        if not server.has_model:
             server.status.message = str(error)
             server.stop()
         elif on_late_failure is not None:
@@ -54,7 +54,7 @@ async def serve_while(
         working.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):  # raised below, or given to on_late_failure
             await working
-    if server.service.predictor is None and not working.cancelled() and (error := working.exception()) is not None:
+    if not server.has_model and not working.cancelled() and (error := working.exception()) is not None:
         raise error
     if server.failure is not None:
         raise server.failure
@@ -75,6 +75,7 @@ async def start_model(server: Server, model: AnyModel) -> AnyPredictor:
             queue=settings.queue,
             settings=settings.generation,
             limits=request_limits(settings),
+            share=server.share,
         )
         freeze_garbage_collector()
         server.status.limits = {"max_total_tokens": generator.longest}
@@ -87,6 +88,7 @@ async def start_model(server: Server, model: AnyModel) -> AnyPredictor:
         queue=settings.queue,
         caches=settings.caches,
         live_guard_share=settings.observation.live_guard_share,
+        share=server.share,
     )
     await predictor.warm_up()
     freeze_garbage_collector()

@@ -13,6 +13,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from penstock.errors import HostError, PenstockError
 from penstock.logs import log_event
@@ -32,6 +34,9 @@ from penstock_runtime.serving.predictor import Predictor
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from penstock_runtime.settings import HttpSettings, Settings
 from penstock_runtime.tasks.base import RequestLimits
+
+if TYPE_CHECKING:  # servers of one model do not load it
+    from penstock_runtime.batching.shared_cores import CoreShare
 
 logger = logging.getLogger("penstock.server")
 
@@ -68,22 +73,36 @@ def _internal_settings(http: HttpSettings) -> HttpSettings:
 
 
 class Server:
-    """One endpoint on one port, or on one for requests and one for probes and monitoring."""
+    """One endpoint on one port, or on one for requests and one for probes and monitoring; or several on one port."""
 
-    def __init__(self, status: ServerStatus, settings: Settings, predictor: PredictorLike | None = None) -> None:
+    def __init__(
+        self,
+        status: ServerStatus,
+        settings: Settings,
+        predictor: PredictorLike | None = None,
+        *,
+        members: Sequence[Server] = (),
+        share: CoreShare | None = None,
+    ) -> None:
+        """`members`: servers of one model each, which are not started: this one answers their requests. `share`: of the
+        cores, for such a server."""
         self.status = status
         self.settings = settings
+        self.share = share
+        self._members = tuple(members)
         self.metrics = ServerMetrics(status, objective_p95_milliseconds=settings.observation.objective_p95_milliseconds)
         self.service = ModelService(status, settings, self.metrics)
-        table = routes(self.service, request_limits(settings))
         self._internal_application: Application | None = None
-        if settings.http.internal_port is None:
-            router = Router(table, status.task)
+        table = () if members else routes(self.service, request_limits(settings))
+        if members:
+            self.application = self._of_members()
+        elif settings.http.internal_port is None:
+            self.application = Application(Router(table, status.task), settings, self.metrics)
         else:
             internal = Router(internal_routes(table), status.task)
             self._internal_application = Application(internal, settings, self.metrics, wants_token=False)
             router = Router(public_routes(table), status.task, on_internal_port=internal.routes)
-        self.application = Application(router, settings, self.metrics)
+            self.application = Application(router, settings, self.metrics)
         traces = settings.traces
         self.application.traces = None if traces.trace_endpoint is None else RequestTraces(status.name, traces)
         certificate, key = settings.http.tls_certificate, settings.http.tls_key
@@ -99,6 +118,22 @@ class Server:
         self._refresh: asyncio.TimerHandle | None = None
         if predictor is not None:
             self.serve_with(predictor)
+
+    def _of_members(self) -> Application:
+        from penstock_runtime.http.members import Member, MembersApplication  # servers of one model do not need it
+
+        members = {one.status.name: Member(one.service, one.application) for one in self._members}
+        return MembersApplication(members, self.settings, self.metrics, self.status.task)
+
+    @property
+    def _predictors(self) -> list[PredictorLike]:
+        found = (one.service.predictor for one in self._members or (self,))
+        return [predictor for predictor in found if predictor is not None]
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it has its model, or all of them."""
+        return len(self._predictors) == max(1, len(self._members))
 
     @property
     def port(self) -> int:
@@ -133,6 +168,10 @@ class Server:
             self.metrics.live_guard = predictor.live_guard
         self.status.plan = plan or self.status.plan
         self.status.manifest = manifest or self.status.manifest
+        self.set_ready()
+
+    def set_ready(self) -> None:
+        """Every model that it answers with is loaded."""
         if self.status.phase is ServerPhase.LOADING:
             self.status.phase = ServerPhase.READY
             self.status.message = ""
@@ -199,7 +238,8 @@ class Server:
         """Start draining; `serve` returns when all requests are answered."""
         # A server that was never ready has no clients to wait for.
         self._was_ready |= self.status.phase is ServerPhase.READY
-        self.status.phase = ServerPhase.DRAINING
+        for one in (self, *self._members):
+            one.status.phase = ServerPhase.DRAINING
         if self._listener is not None:
             self._listener.draining = True
         self._stop.set()
@@ -252,10 +292,10 @@ class Server:
                 drain.drain_limit_seconds,
                 extra=log_event("ConnectionsCutOff", object=self.status.name),
             )
-        if self.service.predictor is not None:
+        if self._predictors:
             try:
                 async with asyncio.timeout(max(0.1, end - loop.time())):
-                    await self.service.predictor.drain()
+                    await asyncio.gather(*(predictor.drain() for predictor in self._predictors))
             except TimeoutError:
                 logger.warning(
                     "the model was still running after %g s",
@@ -267,8 +307,9 @@ class Server:
             # Last, so that probes are answered as long as requests are.
             left = min(INTERNAL_DRAIN_SECONDS, max(0.0, end - loop.time()))
             await self._internal_listener.close(idle_seconds=0.0, limit_seconds=left)
-        if self.application.traces is not None:
-            await asyncio.to_thread(self.application.traces.close)
+        for one in (self, *self._members):
+            if one.application.traces is not None:
+                await asyncio.to_thread(one.application.traces.close)
         for timer in (self._flush, self._refresh):
             if timer is not None:
                 timer.cancel()
@@ -278,9 +319,10 @@ class Server:
 
     def _end_streams(self) -> None:
         """End the texts that are still being generated, with an error that their clients can read."""
-        if isinstance(self.service.predictor, Generator):
-            error = NotReady("the server ended before the text was complete", remedy="Send the request again")
-            self.service.predictor.interrupt(error)
+        for predictor in self._predictors:
+            if isinstance(predictor, Generator):
+                error = NotReady("the server ended before the text was complete", remedy="Send the request again")
+                predictor.interrupt(error)
 
     def _refresh_files(self) -> None:
         """Read tokens and certificate again that have changed, from now on until the end."""

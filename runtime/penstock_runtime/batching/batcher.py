@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.logs import log_event
 from penstock.manifest import GraphIO
@@ -22,6 +22,9 @@ from penstock_runtime.batching.queue import BatchPolicy, QueuedRow, RowQueue, Ta
 from penstock_runtime.engines.base import Engine, Parallelism, RunsRows, run_of
 from penstock_runtime.errors import InferenceFailed, RequestError, deadline_exceeded
 from penstock_runtime.rows import Outputs, Row, collate, run_rows, split
+
+if TYPE_CHECKING:  # servers of one model do not load it
+    from penstock_runtime.batching.shared_cores import CoreShare
 
 logger = logging.getLogger("penstock.batching")
 
@@ -100,6 +103,12 @@ class _Batch:
     parallelism: Parallelism = Parallelism.NARROW
     may_wait: bool = True
     """Not known to have started."""
+    run: int | None = None
+    """Its number for the cores that several models share."""
+    cores: int = 0
+    """That it has of these."""
+    expected: float = 0.0
+    """Seconds on them."""
 
     @property
     def rows(self) -> list[Row]:
@@ -122,8 +131,10 @@ class Batcher:
         *,
         observer: BatchObserver,
         one_core: bool = False,
+        share: CoreShare | None = None,
     ) -> None:
-        """`one_core`: the calling thread and the streams share one core."""
+        """`one_core`: the calling thread and the streams share one core. `share`: of the cores, if other models have
+        them, too."""
         self._engine = engine
         self._run_row = engine.run_row if isinstance(engine, RunsRows) else None
         self._io = io
@@ -138,9 +149,10 @@ class Batcher:
         # A device may take more runs at once than it has copies of the model, and uses no core of this process.
         device = engine.facts.in_flight
         self._in_flight = plan.streams if device is None else device
-        self._runs_inline = device is None
+        self._share = share
+        self._runs_inline = device is None and share is None
         parts = (engine.facts, engine.facts.short or engine.facts)
-        self._runs_next_to_streams = all(facts.runs_next_to_streams for facts in parts)
+        self._runs_next_to_streams = share is None and all(facts.runs_next_to_streams for facts in parts)
         self._one_core = one_core and plan.streams == 1
         self._batches: dict[int, _Batch] = {}
         """By ticket, in the order in which they start."""
@@ -157,6 +169,15 @@ class Batcher:
             ahead = list(self._prepared())
             rows += sum(len(batch.entries) for batch in ahead)
             tokens += sum(batch.tokens for batch in ahead)
+        return rows, tokens
+
+    @property
+    def bulk_depth(self) -> tuple[int, int]:
+        """Of these, those of the bulk lane."""
+        rows, tokens = self._queue.bulk
+        if len(self._batches) > self._in_flight:
+            ahead = [entry.row.length for batch in self._prepared() for entry in batch.entries if entry.is_bulk]
+            rows, tokens = rows + len(ahead), tokens + sum(ahead)
         return rows, tokens
 
     def _prepared(self) -> Iterator[_Batch]:
@@ -176,7 +197,14 @@ class Batcher:
         return self._rate.tokens_per_second
 
     def push(
-        self, rows: Sequence[Row], owner: Any, *, arrived: float, deadline: float, client: str = ""
+        self,
+        rows: Sequence[Row],
+        owner: Any,
+        *,
+        arrived: float,
+        deadline: float,
+        client: str = "",
+        is_bulk: bool = False,
     ) -> list[QueuedRow]:
         """Queue rows until `dispatch`. Each is in exactly one result, unless discarded."""
         return self._queue.push(
@@ -186,6 +214,7 @@ class Batcher:
             deadline=deadline,
             tokens_per_second=self._rate.tokens_per_second,
             client=client,
+            is_bulk=is_bulk,
         )
 
     def dispatch(self) -> list[BatchResult]:
@@ -196,17 +225,20 @@ class Batcher:
         while self._overtakes():
             self._run_next_inline(1)
         self._dispatch()
-        return self._take_results()
+        return self.take_results()
 
     def collect(self) -> list[BatchResult]:
         """Results of the batches that have ended. The streams get the next batches before these are processed."""
         ended = [(self._batches.pop(one.ticket), one) for one in self.streams.collect()]
         for batch, one in ended:
             self._measure(batch.rows, batch.parallelism, one.ended - one.started)
+            if self._share is not None and batch.run is not None:
+                self._share.cost.observe(batch.expected, one.ended - one.started)
+                self._give_back(batch)
         self._dispatch()
         for batch, one in ended:
             self._finish(batch, self._values(batch.rows, one.result), one.started, one.ended)
-        return self._take_results()
+        return self.take_results()
 
     def run_inline(self, row: Row) -> BatchResult | None:
         """Run a row in the calling thread; None if anything else runs or waits, or if it would take too long.
@@ -236,6 +268,47 @@ class Batcher:
     def add_measurement(self, tokens: int, seconds: float) -> None:
         """Count a run outside the queue, such as a warm-up, towards the throughput."""
         self._rate.add(tokens, seconds)
+
+    # Of a model that shares its cores
+
+    def core_seconds(self, rows: Sequence[Row]) -> tuple[float, float]:
+        """The time of rows on one core, and that of the longest one from its start to its end."""
+        assert self._share is not None  # noqa: S101 - called for a share only
+        rate = self._rate.tokens_per_second / self._plan.streams / self._plan.threads_per_stream
+        each = [self._share.cost.seconds(row.length, rate) for row in rows]
+        return sum(each), max(each, default=0.0) / self._plan.threads_per_stream
+
+    def next_head(self) -> tuple[QueuedRow, float, int] | None:
+        """The row that is next, its seconds on one core, and the cores that it needs; None if nothing waits, or if all
+        streams are busy."""
+        if len(self._batches) >= self._in_flight:
+            return None
+        row = self._queue.next_row()
+        return None if row is None else (row, self.core_seconds([row.row])[0], self._plan.threads_per_stream)
+
+    def run_next(self, *, seconds: float, is_alone: bool) -> tuple[list[QueuedRow], int, float]:
+        """Submit the next batch, of no more than about `seconds` if that leaves it a row: its rows, the cores that it
+        takes, and for how long. `is_alone`: nothing else runs or waits. Rows that expired have results."""
+        assert self._share is not None  # noqa: S101 - called for a share only
+        most = max(1, int(self._rate.tokens_per_second / self._stream_count * seconds))
+        taken = self._take(self._min_shared_tokens, most, always_brief=True)
+        if not taken.rows:
+            return [], 0, 0.0
+        batch = _Batch(taken.rows)
+        is_alone = is_alone and not self._queue.rows
+        is_wide = taken.divided or self._parallelism(batch.rows, is_alone=is_alone) is Parallelism.WIDE
+        batch.cores = self._plan.threads_per_stream
+        if is_alone and is_wide:
+            batch.parallelism, batch.cores = Parallelism.WIDE, self._share.cores.cores
+        batch.expected = self.core_seconds(batch.rows)[0] / batch.cores
+        batch.run = self._share.cores.started(batch.cores, batch.expected)
+        self._submit(batch)
+        return taken.rows, batch.cores, batch.expected
+
+    def _give_back(self, batch: _Batch) -> None:
+        if batch.run is not None and self._share is not None:
+            self._share.cores.ended(batch.run)
+            batch.run = None
 
     def _is_brief(self) -> bool:
         """True if all waiting rows are run in the calling thread."""
@@ -267,19 +340,30 @@ class Batcher:
             values, started, ended = self._run_inline(batch.rows)
             self._finish(batch, values, started, ended)
 
-    def _take_results(self) -> list[BatchResult]:
+    def take_results(self) -> list[BatchResult]:
+        """Results that no call has returned yet."""
         results, self._results = self._results, []
         return results
 
-    def _take(self, least: int, brief: int | None) -> TakenBatch:
+    def _take(self, least: int, brief: int | None, *, always_brief: bool = False) -> TakenBatch:
         """The next batch. Rows that expired before it get their results."""
         now = perf_counter()
-        taken = self._queue.take(streams=self._stream_count, now=now, least=least, brief=brief, idle=not self._batches)
+        taken = self._queue.take(
+            streams=self._stream_count,
+            now=now,
+            least=least,
+            brief=brief,
+            always_brief=always_brief,
+            idle=not self._batches,
+        )
         if taken.expired:
             self._results.append(BatchResult(taken.expired, [deadline_exceeded() for _ in taken.expired], now, now))
         return taken
 
     def _dispatch(self) -> None:
+        if self._share is not None:
+            self._share.cores.fill()
+            return
         prepared = 0 if self._runs_inline and self._queue.is_shared(perf_counter()) else PREPARED_BATCHES
         while self._queue.rows and len(self._batches) < self._in_flight + prepared:
             taken = self._take(self._min_shared_tokens, self._brief_run_tokens)
@@ -295,6 +379,7 @@ class Batcher:
         try:
             ticket = self.streams.submit(collate(batch.rows), batch.parallelism)
         except Exception as error:  # such as no memory for its arrays
+            self._give_back(batch)
             now = perf_counter()
             self._fail(batch, error, now, now)
         else:
@@ -328,7 +413,10 @@ class Batcher:
             del self._batches[ticket]
             found += gone
             if kept := [entry for entry in batch.entries if entry not in gone]:
-                self._submit(_Batch(kept))
+                batch.entries = kept
+                self._submit(batch)
+            else:
+                self._give_back(batch)
         return found
 
     @property

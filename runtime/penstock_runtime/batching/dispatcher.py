@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.manifest import GraphIO
 from penstock.recipe import Plan
@@ -24,6 +24,9 @@ from penstock_runtime.batching.queue import QueuedRow, partly_run
 from penstock_runtime.engines.base import Engine
 from penstock_runtime.errors import DeadlineExceeded, RequestError, deadline_exceeded
 from penstock_runtime.rows import Row
+
+if TYPE_CHECKING:  # servers of one model do not load it
+    from penstock_runtime.batching.shared_cores import CoreClaim, CoreShare, NextWork
 
 SINGLE_CLIENT_REQUESTS = 16
 """Consecutive requests of one client, with no other in between, before rows run in the loop's thread."""
@@ -54,6 +57,8 @@ class Call:
     missing: int
     entries: list[QueuedRow] = field(default_factory=list)
     spans: list[tuple[float, float]] = field(default_factory=list)
+    claim: CoreClaim | None = None
+    """On the cores, if several models share them."""
 
     def is_waiting(self) -> bool:
         """Whether a row of it counts to the batcher's `depth`."""
@@ -78,8 +83,12 @@ class Dispatcher:
         *,
         observer: BatchObserver,
         one_core: bool = False,
+        share: CoreShare | None = None,
     ) -> None:
-        self.batcher = Batcher(engine, io, plan, reduce, observer=observer, one_core=one_core)
+        self.batcher = Batcher(engine, io, plan, reduce, observer=observer, one_core=one_core, share=share)
+        self.share = share
+        if share is not None:
+            share.queues.append(self)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dispatch_scheduled = False
         """The loop will call `_on_dispatch`, for all rows that arrive until then."""
@@ -107,19 +116,31 @@ class Dispatcher:
         result = self.batcher.run_inline(rows[0])
         return None if result is None else _inline_result(result, arrived)
 
-    def start(self, rows: Sequence[Row], *, arrived: float, deadline: float, client: str = "") -> Call:
+    def start(
+        self,
+        rows: Sequence[Row],
+        *,
+        arrived: float,
+        deadline: float,
+        client: str = "",
+        is_bulk: bool = False,
+        claim: CoreClaim | None = None,
+    ) -> Call:
         """Queue the rows of a request, to run in batches with the rows of other requests as far as the plan allows.
 
         `result` is to be awaited next. `arrived` and `deadline` as for `run_inline`. `client`: clients have equal
-        shares of what the streams compute.
+        shares of what the streams compute. `is_bulk`: the rows run in the bulk lane (see `queue`). `claim`: of the
+        request, if several models share the cores.
         """
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
             self.batcher.streams.attend(loop, self._on_batches_ended)
         self._waiting_requests += 1
-        call = Call(self.batcher, loop.create_future(), arrived, [None] * len(rows), len(rows))
-        call.entries = self.batcher.push(rows, call, arrived=arrived, deadline=deadline, client=client)
+        call = Call(self.batcher, loop.create_future(), arrived, [None] * len(rows), len(rows), claim=claim)
+        if claim is not None:
+            claim.work = call
+        call.entries = self.batcher.push(rows, call, arrived=arrived, deadline=deadline, client=client, is_bulk=is_bulk)
         self._schedule_dispatch(loop)
         if deadline < self._timer_at:
             self._set_timer(deadline)
@@ -147,8 +168,36 @@ class Dispatcher:
         """Stop the streams after their batches. No `run` may be in progress or follow."""
         if self._timer is not None:
             self._timer.cancel()
+        if self.share is not None:
+            self.share.queues.remove(self)
         self.batcher.streams.leave()
         await asyncio.to_thread(self.batcher.streams.stop)
+
+    # Of a model that shares its cores: see `SharedQueue`
+
+    def head(self) -> NextWork | None:
+        """Its next work; None if nothing waits."""
+        found = self.batcher.next_head()
+        if found is None or self.share is None:
+            return None
+        entry, seconds, cores = found
+        return self.share.head(entry, seconds, cores)
+
+    def run_next(self, *, seconds: float, is_alone: bool) -> tuple[int, float]:
+        """Start its next batch."""
+        started, cores, expected = self.batcher.run_next(seconds=seconds, is_alone=is_alone)
+        for entry in started:
+            claim = entry.owner.claim
+            if claim is not None:
+                claim.seconds = max(0.0, claim.seconds - self.batcher.core_seconds([entry.row])[0])
+        self._deliver_all(self.batcher.take_results())
+        return cores, expected
+
+    @staticmethod
+    def load(now: float) -> float:
+        """None: all its work has claims."""
+        _ = now
+        return 0.0
 
     def _schedule_dispatch(self, loop: asyncio.AbstractEventLoop) -> None:
         """After rows were added or dropped: without a running batch nothing else would start the next one."""

@@ -6,6 +6,9 @@ time as its rank; each further row of the request has a later one, by the time i
 it at a share of the measured throughput (`RANK_SLOWDOWN`). The lowest rank runs next. So a request of a thousand rows
 does not block single requests, and because later arrivals always have later ranks, every row is run eventually.
 
+Bulk rows have a lane of their own. They run while no other row waits; while some wait they get a twentieth of the
+computed tokens (`BulkFloor`), so that they end. While other rows are expected, bulk rows run in short batches, too.
+
 Several clients. While there are requests of several clients, all rows run in short batches: a batch that runs cannot
 be interrupted, and the rows of other clients wait for its end.
 
@@ -31,7 +34,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from penstock.recipe import Batching, Plan
-from penstock_runtime.admission import FairShares
+from penstock_runtime.admission import BulkFloor, FairShares
 from penstock_runtime.engines.base import EngineFacts
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.errors import DeadlineExceeded
@@ -67,12 +70,14 @@ class QueuedRow:
     request_tokens: int
     """Tokens of all rows of the request."""
     client: str
+    is_bulk: bool = False
     removed: bool = False
     """Taken or discarded."""
 
 
-Bucket = tuple[bool, int]
-"""Rows of one bucket run on the same graph and have the same padded length: (on the graph of short rows, tokens)."""
+Bucket = tuple[bool, bool, int]
+"""Rows of one bucket are of one lane, run on the same graph and have the same padded length: (bulk, on the graph of
+short rows, tokens)."""
 
 
 class TakenBatch(NamedTuple):
@@ -119,10 +124,10 @@ class BatchPolicy:
         """The policy of rows of this length: `short` or this one."""
         return self.short if self.short is not None and tokens <= self.short_tokens else self
 
-    def bucket(self, row: Row) -> Bucket:
+    def bucket(self, entry: QueuedRow) -> Bucket:
         """The row's bucket."""
-        policy = self.for_tokens(row.length)
-        return policy is not self, policy.length(row)
+        policy = self.for_tokens(entry.row.length)
+        return entry.is_bulk, policy is not self, policy.length(entry.row)
 
     def length(self, row: Row) -> int:
         """Tokens of the row after padding by the engine, when it runs alone."""
@@ -155,6 +160,16 @@ _HeapEntry = tuple[float, int, QueuedRow]
 
 
 @dataclass(slots=True)
+class _Clients:
+    """The rows of a lane by client."""
+
+    by_client: dict[str, list[_HeapEntry]] = field(default_factory=dict)
+    shares: FairShares = field(default_factory=FairShares)
+    tokens: int = 0
+    rows: int = 0
+
+
+@dataclass(slots=True)
 class RowQueue:
     """The queue."""
 
@@ -166,9 +181,12 @@ class RowQueue:
     _serial: int = 0
     _removed_count: int = 0
     """How often removed entries are still in the heaps."""
-    _by_client: dict[str, list[_HeapEntry]] = field(default_factory=dict)
+    _lanes: tuple[_Clients, _Clients] = field(default_factory=lambda: (_Clients(), _Clients()))
+    """Of interactive and of bulk rows."""
     _by_bucket: dict[Bucket, list[_HeapEntry]] = field(default_factory=dict)
-    _shares: FairShares = field(default_factory=FairShares)
+    _floor: BulkFloor = field(default_factory=BulkFloor)
+    _interactive_until: float = -math.inf
+    """Until then interactive rows are expected, on the clock of arrivals."""
     _last_client: str | None = None
     _shared_until: float = -math.inf
     """Until then requests of several clients are expected, on the clock of arrivals."""
@@ -182,8 +200,12 @@ class RowQueue:
         deadline: float,
         tokens_per_second: float,
         client: str = "",
+        is_bulk: bool = False,
     ) -> list[QueuedRow]:
         """Add a request's rows; the entries are in the order of `rows`."""
+        lane = self._lanes[is_bulk]
+        if not is_bulk:
+            self._interactive_until = arrived + SHARED_SECONDS
         if self._last_client not in (None, client):
             self._shared_until = arrived + SHARED_SECONDS
         self._last_client = client
@@ -192,16 +214,23 @@ class RowQueue:
         before = 0
         for index, row in enumerate(rows):
             rank = arrived + RANK_SLOWDOWN * before / tokens_per_second
-            entry = QueuedRow(row, rank, deadline, owner, index, request_tokens, client)
+            entry = QueuedRow(row, rank, deadline, owner, index, request_tokens, client, is_bulk)
             self._serial += 1
             key = (rank, self._serial, entry)
-            heappush(self._by_client.setdefault(client, []), key)
-            heappush(self._by_bucket.setdefault(self.policy.bucket(row), []), key)
+            heappush(lane.by_client.setdefault(client, []), key)
+            heappush(self._by_bucket.setdefault(self.policy.bucket(entry), []), key)
             before += row.length
             entries.append(entry)
         self.rows += len(entries)
         self.tokens += request_tokens
+        lane.rows += len(entries)
+        lane.tokens += request_tokens
         return entries
+
+    @property
+    def bulk(self) -> tuple[int, int]:
+        """Number and tokens of the waiting rows that are bulk."""
+        return self._lanes[1].rows, self._lanes[1].tokens
 
     def discard(self, entry: QueuedRow) -> bool:
         """Remove a row before it is taken. False if it was taken or discarded already."""
@@ -223,26 +252,35 @@ class RowQueue:
         return min((entry.deadline for entry in self._waiting()), default=math.inf)
 
     def _waiting(self) -> Iterator[QueuedRow]:
-        return (entry for heap in self._by_client.values() for _, _, entry in heap if not entry.removed)
+        heaps = (heap for lane in self._lanes for heap in lane.by_client.values())
+        return (entry for heap in heaps for _, _, entry in heap if not entry.removed)
 
     def is_shared(self, now: float) -> bool:
-        """Whether requests of several clients are expected."""
-        return now < self._shared_until
+        """Whether requests of several clients are expected, or interactive ones while bulk rows wait."""
+        return now < self._shared_until or (self._lanes[1].rows > 0 and now < self._interactive_until)
 
     def next_row(self) -> QueuedRow | None:
         """The row that runs next."""
-        client = self._next_client()
-        return None if client is None else self._by_client[client][0][2]
+        heap = self._next_heap()
+        return None if heap is None else heap[0][2]
 
     def take(
-        self, *, streams: int, now: float, least: int = 0, brief: int | None = None, idle: bool = False
+        self,
+        *,
+        streams: int,
+        now: float,
+        least: int = 0,
+        brief: int | None = None,
+        always_brief: bool = False,
+        idle: bool = False,
     ) -> TakenBatch:
         """The next batch for one of `streams` streams.
 
         `least`: a number of tokens that is not shared. `brief`: the most tokens of a batch while requests of several
-        clients are expected, unless its only row has more; None: no limit. `idle`: no other stream is busy.
+        clients are expected, or of every one (`always_brief`), unless its only row has more; None: no limit. `idle`: no
+        other stream is busy.
         """
-        if not self.is_shared(now):
+        if not always_brief and not self.is_shared(now):
             brief = None
         expired: list[QueuedRow] = []
         first = self._first(expired, now)
@@ -265,40 +303,55 @@ class RowQueue:
         batch = [first]
         for _, _, entry in joining[:keep]:
             self._remove(entry)
-            self._shares.charge(entry.client, entry.row.length)
+            self._charge(entry)
             batch.append(entry)
             self._count_removed(1)
         return TakenBatch(batch, expired, divided)
 
     def _return_to_buckets(self, keys: list[_HeapEntry]) -> None:
         for key in keys:
-            heappush(self._by_bucket.setdefault(self.policy.bucket(key[2].row), []), key)
+            heappush(self._by_bucket.setdefault(self.policy.bucket(key[2]), []), key)
+
+    def _charge(self, entry: QueuedRow) -> None:
+        self._lanes[entry.is_bulk].shares.charge(entry.client, entry.row.length)
+        if entry.is_bulk:
+            self._floor.took(entry.row.length)
+        else:
+            self._floor.served(entry.row.length, bulk_waits=self._lanes[1].rows > 0)
 
     def _first(self, expired: list[QueuedRow], now: float) -> QueuedRow | None:
-        while (client := self._next_client()) is not None:
-            entry = heappop(self._by_client[client])[2]
+        while (heap := self._next_heap()) is not None:
+            entry = heappop(heap)[2]
             self._remove(entry)
             self._count_removed(1)
-            self._first_waiting(self.policy.bucket(entry.row))
+            self._first_waiting(self.policy.bucket(entry))
             if entry.deadline >= now:
-                self._shares.charge(client, entry.row.length)
+                self._charge(entry)
                 return entry
             expired.append(entry)
         return None
 
-    def _next_client(self) -> str | None:
-        """The client of the row that runs next, which is the first in its heap; None if nothing waits."""
+    def _next_heap(self) -> list[_HeapEntry] | None:
+        """The heap that begins with the row that runs next; None if nothing waits."""
+        interactive, bulk = self._lanes
+        found = self._next_of(interactive)
+        if not bulk.rows:
+            return found
+        other = self._next_of(bulk)
+        return other if found is None or (other and self._floor.is_due(other[0][2].row.length)) else found
+
+    def _next_of(self, lane: _Clients) -> list[_HeapEntry] | None:
         costs: dict[str, float] = {}
-        for client in tuple(self._by_client):
-            heap = self._by_client[client]
+        for client in tuple(lane.by_client):
+            heap = lane.by_client[client]
             while heap and heap[0][2].removed:
                 heappop(heap)
                 self._removed_count -= 1
             if heap:
                 costs[client] = heap[0][2].row.length
             else:
-                del self._by_client[client]
-        return self._shares.next(costs) if costs else None
+                del lane.by_client[client]
+        return lane.by_client[lane.shares.next(costs)] if costs else None
 
     def _joining(self, first: QueuedRow, share: int, now: float) -> list[_HeapEntry]:
         """Take rows of similar length as the first one out of the buckets, oldest first within a length."""
@@ -308,7 +361,7 @@ class RowQueue:
         tokens = first.row.length
         found: list[_HeapEntry] = []
         for length in _nearest(longest, policy):
-            bucket = (short, length)
+            bucket = (first.is_bulk, short, length)
             while (key := self._first_waiting(bucket)) is not None:
                 count = len(found) + 2
                 padded = max(longest, length) * count
@@ -348,16 +401,21 @@ class RowQueue:
 
     def _remove(self, entry: QueuedRow) -> None:
         entry.removed = True
-        self.rows -= 1
-        self.tokens -= entry.row.length
+        lane = self._lanes[entry.is_bulk]
+        for counted in (self, lane):
+            counted.rows -= 1
+            counted.tokens -= entry.row.length
 
     def _sweep(self) -> None:
-        keys = [key for heap in self._by_client.values() for key in heap if not key[2].removed]
-        self._by_client, self._by_bucket = {}, {}
+        heaps = (heap for lane in self._lanes for heap in lane.by_client.values())
+        keys = [key for heap in heaps for key in heap if not key[2].removed]
+        self._by_bucket = {}
+        for lane in self._lanes:
+            lane.by_client = {}
         for key in keys:
-            self._by_client.setdefault(key[2].client, []).append(key)
-            self._by_bucket.setdefault(self.policy.bucket(key[2].row), []).append(key)
-        for heap in (*self._by_client.values(), *self._by_bucket.values()):
+            self._lanes[key[2].is_bulk].by_client.setdefault(key[2].client, []).append(key)
+            self._by_bucket.setdefault(self.policy.bucket(key[2]), []).append(key)
+        for heap in (*(heap for lane in self._lanes for heap in lane.by_client.values()), *self._by_bucket.values()):
             heapify(heap)
         self._removed_count = 0
 

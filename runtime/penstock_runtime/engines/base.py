@@ -26,6 +26,8 @@ class Threads:
 
     streams: int
     per_stream: int
+    placed: bool = True
+    """Each stream may be kept on a core of its own, where threads of one model have the cores."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,18 @@ class EngineFacts:
     short: EngineFacts | None = None
     """Properties of the separate engine for short rows, if there is one (`engines.routed`)."""
 
+    def as_json(self) -> dict[str, Any]:
+        """As `/info` shows it."""
+        return {
+            "name": self.engine,
+            "version": self.version,
+            "precision": self.precision,
+            "streams": self.threads.streams,
+            "threads_per_stream": self.threads.per_stream,
+            "fused_nodes": self.fused_nodes,
+            "weight_copies": self.weight_copies,
+        }
+
 
 @dataclass(frozen=True)
 class DeviceState:
@@ -80,6 +94,16 @@ class DeviceState:
     def cores_in_service(self) -> int:
         """Cores of the copies that take runs."""
         return self.cores - len(self.out_of_service) * self.cores // self.copies
+
+    def as_json(self) -> dict[str, Any]:
+        """As `/info` shows it."""
+        return {
+            **self.facts,
+            "copies": self.copies,
+            "cores": self.cores,
+            "cores_in_service": self.cores_in_service,
+            "out_of_service": {str(copy): reason for copy, reason in self.out_of_service.items()},
+        }
 
 
 class Parallelism(Enum):

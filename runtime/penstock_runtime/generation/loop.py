@@ -139,6 +139,18 @@ class LoopObserver(Protocol):
         ...
 
 
+class Turns(Protocol):
+    """Turns on cores that several models share. Is called by the loop's thread."""
+
+    def begin(self) -> None:
+        """Wait for the cores."""
+        ...
+
+    def end(self, seconds: float) -> None:
+        """A step has taken so long."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoopState:
     """The loop after its last step."""
@@ -165,10 +177,12 @@ class GenerationLoop:
         max_sequences: int = DEFAULT_SEQUENCES,
         target_gap_seconds: float = TARGET_GAP_SECONDS,
         reuse: bool = True,
+        turns: Turns | None = None,
     ) -> None:
         self.engine = engine
         self._decode = decode
         self._publish = publish
+        self._turns = turns
         self._observer = observer
         self._scheduler = Scheduler(engine.blocks, engine.block_size, max_sequences=max_sequences, reuse=reuse)
         self._budget = ChunkBudget(target_gap_seconds)
@@ -279,6 +293,8 @@ class GenerationLoop:
         generating = sum(one.missing == 1 for one in self._scheduler.running)
         step = self._scheduler.plan(self._budget.tokens(generating))
         self._preemptions += step.preempted
+        if self._turns is not None:
+            self._turns.begin()
         began = perf_counter()
         try:
             logits = self.engine.step(step.engine_rows())
@@ -288,6 +304,9 @@ class GenerationLoop:
             )
             self._fail([self._jobs[row.sequence] for row in step.rows], _failed())
             return
+        finally:
+            if self._turns is not None:
+                self._turns.end(perf_counter() - began)
         sampled, end = [], 0
         for row in step.rows:
             begin, end = end, end + row.logits

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock_runtime.admission import Entry
 from penstock_runtime.errors import RequestError
@@ -17,6 +17,9 @@ from penstock_runtime.generation.grammar import Grammar
 from penstock_runtime.generation.loop import Delta, FinishReason, GenerationJob, GenerationLoop, JobRequest
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.serving.generation_model import GenerationModel
+
+if TYPE_CHECKING:  # servers of one model do not load it
+    from penstock_runtime.batching.shared_cores import StepTurns
 
 
 @dataclass(slots=True)
@@ -223,6 +226,8 @@ class ServedLoop:
 
     model: GenerationModel
     loop: GenerationLoop
+    turns: StepTurns | None = None
+    """On the cores, if other models have them, too."""
     generations: dict[GenerationJob, Generation] = field(default_factory=dict)
     requests: int = 0
     idle: asyncio.Event | None = None

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock_runtime.admission import Admission, Entry, Waiting, client_of
 from penstock_runtime.errors import InvalidInput, NotReady, PromptTooLong, RequestError
@@ -34,6 +34,9 @@ from penstock_runtime.settings import GenerationSettings, QueueSettings
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits
 from penstock_runtime.tasks.text_generation import Prompt, parse_request, pipeline_answer, require_template
 from penstock_runtime.tokens import Tokenizer
+
+if TYPE_CHECKING:  # servers of one model do not load it
+    from penstock_runtime.batching.shared_cores import CoreShare
 
 T = TypeVar("T")
 
@@ -68,7 +71,10 @@ class Generator:
         queue: QueueSettings = DEFAULT_QUEUE,
         settings: GenerationSettings = DEFAULT_GENERATION,
         limits: RequestLimits = DEFAULT_LIMITS,
+        share: CoreShare | None = None,
     ) -> None:
+        """`share`: of the cores, if other models have them, too."""
+        self._share = share
         self._observer = observer or NullLoopObserver()
         self._admission = Admission(queue)
         self._tokenizer_thread = TokenizerThread(queue)
@@ -317,16 +323,22 @@ class Generator:
             with suppress(RuntimeError):  # the event loop is closed
                 self._event_loop.call_soon_threadsafe(_deliver, served, events)
 
+        gap = self._settings.target_gap_milliseconds / 1000
+        turns = None
+        if self._share is not None:
+            turns = self._share.turns(self._event_loop, gap)
+            gap = min(gap, self._share.longest_step)
         loop = GenerationLoop(
             model.engine,
             model.decode,
             publish,
             self._observer,
             max_sequences=self._settings.max_sequences,
-            target_gap_seconds=self._settings.target_gap_milliseconds / 1000,
+            target_gap_seconds=gap,
             reuse=self._settings.prefix_reuse,
+            turns=turns,
         )
-        served = ServedLoop(model, loop)
+        served = ServedLoop(model, loop, turns)
         self._open.append(served)
         return served
 
@@ -354,5 +366,7 @@ async def _close(served: ServedLoop) -> None:
         served.idle = asyncio.Event()
         await served.idle.wait()
     await asyncio.to_thread(served.loop.close)
+    if served.turns is not None:
+        served.turns.close()
     if served.model.template is not None:
         served.model.template.close()

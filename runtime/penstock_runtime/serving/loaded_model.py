@@ -112,18 +112,19 @@ def load_graph(
     short: tuple[Path, GraphIO] | None = None,
     manifest: Manifest | None = None,
     max_tokens: int = 512,
+    shares_cores: bool = False,
 ) -> LoadedModel:
-    """Load a graph with a plan, and the graph of short rows where the plan has one.
+    """Load a graph with a plan, and the graph of short rows where the plan has one. `shares_cores`: with other models.
 
     ArtefactError when one does not load, or when the two do not give the same.
     """
-    engine = _engine(path, io, plan, max_tokens)
+    engine = _engine(path, io, plan, max_tokens, placed=not shares_cores)
     short_plan = plan.of_short_rows
     if plan.short is None or short_plan is None or short is None:
         return LoadedModel(task, engine, plan.unrouted, io, manifest, max_tokens=max_tokens)
     try:
         check_same_outputs(io, short[1])
-        second = _engine(*short, short_plan, max_tokens)
+        second = _engine(*short, short_plan, max_tokens, placed=not shares_cores)
     except BaseException:
         engine.close()
         raise
@@ -140,8 +141,8 @@ def check_same_outputs(io: GraphIO, short: GraphIO) -> None:
         )
 
 
-def _engine(path: Path, io: GraphIO, plan: Plan, max_tokens: int) -> Engine:
-    threads = Threads(plan.streams, plan.threads_per_stream)
+def _engine(path: Path, io: GraphIO, plan: Plan, max_tokens: int, *, placed: bool = True) -> Engine:
+    threads = Threads(plan.streams, plan.threads_per_stream, placed)
     return load_engine(path, io, plan.recipe, threads, wide=plan.may_run_wide, max_tokens=max_tokens)
 
 
@@ -156,12 +157,13 @@ def load_artefact(
     limits: RequestLimits = DEFAULT_LIMITS,
     any_isa: bool = False,
     prompts: Prompts | None = None,
+    shares_cores: bool = False,
     verified: bool = False,
 ) -> LoadedModel:
     """Load one of an artefact's two models for this machine.
 
-    `cores` to use (None: the plan's); `max_tokens`, `truncate`, `limits` and `prompts` as for `make_task`; `verified`:
-    the caller has just compared the files with their digests.
+    `cores` to use (None: the plan's), with other models if `shares_cores`; `max_tokens`, `truncate`, `limits` and
+    `prompts` as for `make_task`; `verified`: the caller has just compared the files with their digests.
     ArtefactError: a file is missing or altered, or the graph does not load. OtherInstructionSet: the chosen plan was
     made for another one, and `any_isa` is not given (the fp32 baseline runs on any). HostError when there is not enough
     memory. Errors of the model's own files as `ModelFolder.open` and `make_task`.
@@ -193,7 +195,16 @@ def load_artefact(
         limits=limits,
         prompts=prompts,
     )
-    model = load_graph(task, folder / served.path, served.io, plan, short=short, manifest=manifest, max_tokens=longest)
+    model = load_graph(
+        task,
+        folder / served.path,
+        served.io,
+        plan,
+        short=short,
+        manifest=manifest,
+        max_tokens=longest,
+        shares_cores=shares_cores,
+    )
     if on_device:
         model.plan, changes = fit_plan_to_device(plan, model.engine.facts.threads)
         findings = (*findings, *changes, *device_notes(folder / served.path))

@@ -270,6 +270,8 @@ class ServerMetrics:
         """State of a device other than the CPU; set by the server."""
         self.live_guard: Callable[[], ShadowState | None] = lambda: None
         """The comparison of live answers; set by the server."""
+        self.families: Callable[[], Iterator[Metric]] = self.collect_own
+        """Of all models, where a server has several."""
         self.request_seconds = Tally(with_objective(SECONDS, objective))
         self.queue_seconds = Tally(SECONDS)
         self.tokenization_seconds = Tally(SECONDS)
@@ -337,6 +339,10 @@ class ServerMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """All families (the client library's interface of a collector)."""
+        yield from self.families()
+
+    def collect_own(self) -> Iterator[Metric]:
+        """The families of this model."""
         yield from self._request_families()
         if self._status.task in GUARD_TASKS:
             yield from self.guard.families()

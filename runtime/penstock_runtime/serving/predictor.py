@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from penstock.vector_space import ARTEFACT_HEADER, HEADER
 from penstock_runtime.admission import Admission, Entry, Waiting, client_of
 from penstock_runtime.batching.batcher import BatchObserver, NullObserver
 from penstock_runtime.batching.dispatcher import Dispatcher, RequestResult
-from penstock_runtime.engines.base import DeviceState, EngineFacts, HasDevice
+from penstock_runtime.engines.base import DeviceState, HasDevice
 from penstock_runtime.errors import NotReady
 from penstock_runtime.host import is_on_one_core
 from penstock_runtime.rows import Row
@@ -27,6 +27,9 @@ from penstock_runtime.serving.warmup import warm_up
 from penstock_runtime.settings import CacheSettings, QueueSettings
 from penstock_runtime.tasks.base import HeadInAssemble, Prepared
 from penstock_runtime.tokens import Tokenizer
+
+if TYPE_CHECKING:  # servers of one model do not load it
+    from penstock_runtime.batching.shared_cores import CoreShare
 
 T = TypeVar("T")
 
@@ -117,6 +120,7 @@ class _Asked(NamedTuple):
     client: str
     """See `admission.client_of`."""
     tenant: str
+    is_bulk: bool
 
 
 class _InProgress(NamedTuple):
@@ -125,6 +129,7 @@ class _InProgress(NamedTuple):
     answer: asyncio.Future[Answer | None]
     """None: it failed. Cancelled: the request was."""
     deadline: float
+    is_bulk: bool
 
 
 class Predictor:
@@ -139,9 +144,12 @@ class Predictor:
         caches: CacheSettings = DEFAULT_CACHES,
         owns_model: bool = True,
         live_guard_share: float = 0.0,
+        share: CoreShare | None = None,
     ) -> None:
-        """`owns_model`: whether `drain` frees the model. `live_guard_share`: see `ObservationSettings`."""
+        """`owns_model`: whether `drain` frees the model. `live_guard_share`: see `ObservationSettings`. `share`: of the
+        cores, if other models have them, too."""
         self._owns_model = owns_model
+        self._share = share
         self._live_guard_share = live_guard_share
         self._admission = Admission(queue)
         self._observer = observer or NullObserver()
@@ -162,20 +170,21 @@ class Predictor:
         caller: int = 0,
         client: str = "",
         tenant: str = "",
+        is_bulk: bool = False,
     ) -> Answer:
         """Answer one request in the format of Hugging Face.
 
         `deadline_seconds`: the request is dropped unless all of it has started to run by then; None: the setting's.
         `caller`: number of the connection, which has one request at a time. `client`: address of the client. `tenant`:
         name of the token; caches and computations are shared by its requests only. Tokens, or addresses without one,
-        share the queue.
+        share the queue. `is_bulk`: it runs in the bulk lane (see `batching.queue`).
         Any RequestError: InvalidInput, Overloaded, DeadlineExceeded, InferenceFailed, NotReady (draining).
         """
         if self._draining:
             raise NotReady("the server is shutting down", remedy="Try again: another replica will answer")
         arrived = perf_counter()
         deadline = self._admission.deadline(arrived, deadline_seconds)
-        asked = _Asked(inputs, parameters, arrived, deadline, caller, client_of(tenant, client), tenant)
+        asked = _Asked(inputs, parameters, arrived, deadline, caller, client_of(tenant, client), tenant, is_bulk)
         if self._answers is None:
             return (await self._compute(self._served, asked))[0]
         return await self._remembered_or_computed(self._answers, asked)
@@ -190,8 +199,9 @@ class Predictor:
                 timings = Timings(compute_milliseconds=(perf_counter() - asked.arrived) * 1e3)
                 return remembered._replace(timings=timings, remembered=True)
             same = None if key is None else self._in_progress.get(key)
-            # A request that may have to start earlier than the one in progress does not wait for it.
-            if same is None or same.deadline > asked.deadline:
+            # A request that may have to start earlier than the one in progress, or in another lane, does not wait for
+            # it.
+            if same is None or same.deadline > asked.deadline or same.is_bulk > asked.is_bulk:
                 break
             served.requests += 1
             try:
@@ -215,7 +225,7 @@ class Predictor:
         self, answers: BoundedCache[Any], key: bytes, served: _ServedModel, asked: _Asked
     ) -> Answer:
         """Compute an answer for all requests that wait for it, and keep it."""
-        own = _InProgress(asyncio.get_running_loop().create_future(), asked.deadline)
+        own = _InProgress(asyncio.get_running_loop().create_future(), asked.deadline, asked.is_bulk)
         self._in_progress[key] = own
         try:
             answer, is_large = await self._compute(served, asked)
@@ -269,8 +279,14 @@ class Predictor:
                 self._tokenizer_thread.close()
 
     def queue_depth(self) -> tuple[int, int]:
-        """Waiting rows and tokens."""
-        return self._served.dispatcher.batcher.depth
+        """Waiting rows and tokens, without those of the bulk lane."""
+        batcher = self._served.dispatcher.batcher
+        (rows, tokens), (bulk_rows, bulk_tokens) = batcher.depth, batcher.bulk_depth
+        return rows - bulk_rows, tokens - bulk_tokens
+
+    def bulk_depth(self) -> tuple[int, int]:
+        """Waiting rows and tokens of the bulk lane."""
+        return self._served.dispatcher.batcher.bulk_depth
 
     def live_guard(self) -> ShadowState | None:
         """What was compared with fp32; None: it is off, or the artefact has no limits for it."""
@@ -292,12 +308,12 @@ class Predictor:
             "which": model.which,
             "plan": model.plan.model_dump(mode="json"),
             "engine": {
-                **_engine_facts(engine),
+                **engine.as_json(),
                 # Of both, if short rows have a separate engine.
                 "weight_copies": engine.weight_copies,
-                **({"short": _engine_facts(engine.short)} if engine.short is not None else {}),
+                **({"short": engine.short.as_json()} if engine.short is not None else {}),
             },
-            **({"device": _device_facts(device)} if device is not None else {}),
+            **({"device": device.as_json()} if device is not None else {}),
             "findings": list(model.findings),
             "queue": {
                 "rows": rows,
@@ -315,8 +331,16 @@ class Predictor:
 
     def _start(self, model: LoadedModel, number: int) -> _ServedModel:
         dispatcher = Dispatcher(
-            model.engine, model.io, model.plan, model.task.reduce, observer=self._observer, one_core=is_on_one_core()
+            model.engine,
+            model.io,
+            model.plan,
+            model.task.reduce,
+            observer=self._observer,
+            one_core=is_on_one_core(),
+            share=self._share,
         )
+        if self._share is not None:
+            self._share.measured(model.plan, model.manifest)
         fingerprint = model.fingerprint
         in_assemble = isinstance(model.task, HeadInAssemble)
         served = _ServedModel(model, dispatcher, in_assemble, fingerprint, vector_headers(fingerprint), number)
@@ -343,14 +367,18 @@ class Predictor:
         try:
             # Refuse before tokenising if the queue is full.
             batcher = dispatcher.batcher
-            self._admission.check(asked.client, Waiting(*batcher.depth), batcher.tokens_per_second)
+            waiting = Waiting(*batcher.depth)
+            self._admission.check(asked.client, waiting, batcher.tokens_per_second, priority=int(asked.is_bulk))
             request = task.parse(asked.inputs, asked.parameters)
             parsed = perf_counter()
             prepared = await self._prepare(served, request, asked)
             tokenised = perf_counter()
-            ran = dispatcher.run_inline(
-                prepared.rows, arrived=tokenised, deadline=asked.deadline, caller=asked.caller
-            ) or await self._run(dispatcher, prepared.rows, tokenised, asked)
+            ran = None
+            if not asked.is_bulk or not prepared.rows:
+                ran = dispatcher.run_inline(
+                    prepared.rows, arrived=tokenised, deadline=asked.deadline, caller=asked.caller
+                )
+            ran = ran or await self._run(dispatcher, prepared.rows, tokenised, asked)
             resumed = perf_counter()
             if is_compared and shadow is not None and prepared.rows:
                 shadow.offer(prepared.rows, ran.reduced)
@@ -376,13 +404,29 @@ class Predictor:
     async def _run(self, dispatcher: Dispatcher, rows: Sequence[Row], arrived: float, asked: _Asked) -> RequestResult:
         """Admit rows to the queue, and run them."""
         batcher = dispatcher.batcher
-        entry = Entry(asked.client, len(rows), sum(row.length for row in rows), asked.deadline)
+        tokens = sum(row.length for row in rows)
+        entry = Entry(asked.client, len(rows), tokens, asked.deadline, priority=int(asked.is_bulk))
         self._admission.admit(entry, lambda: Waiting(*batcher.depth), batcher.tokens_per_second)
+        share, claim = self._share, None
         try:
-            entry.work = call = dispatcher.start(rows, arrived=arrived, deadline=entry.deadline, client=entry.client)
+            if share is not None:
+                seconds, longest = batcher.core_seconds(rows)
+                claim = share.claim(
+                    seconds, longest, arrived=asked.arrived, deadline=entry.deadline, is_bulk=asked.is_bulk
+                )
+            entry.work = call = dispatcher.start(
+                rows,
+                arrived=arrived,
+                deadline=entry.deadline,
+                client=entry.client,
+                is_bulk=asked.is_bulk,
+                claim=claim,
+            )
             return await dispatcher.result(call)
         finally:
             self._admission.release(entry)
+            if share is not None and claim is not None:
+                share.cores.release(claim)
 
     async def _prepare(self, served: _ServedModel, request: Any, asked: _Asked) -> Prepared:
         inputs, parameters = asked.inputs, asked.parameters
@@ -400,7 +444,9 @@ class Predictor:
             batcher = served.dispatcher.batcher
             about = about_tokens((inputs, parameters), served.model.max_tokens)
             waiting = Waiting(*batcher.depth)
-            self._admission.check(asked.client, waiting, batcher.tokens_per_second, tokens=about)
+            self._admission.check(
+                asked.client, waiting, batcher.tokens_per_second, tokens=about, priority=int(asked.is_bulk)
+            )
             work = partial(served.model.task.prepare, request)
             prepared = await self._tokenizer_thread.run(work, size, asked.client)
         if key is not None and self._prepared is not None:
@@ -440,28 +486,6 @@ def characters(value: Any) -> int:
     if isinstance(value, list | tuple):
         return sum(map(characters, value))
     return 0
-
-
-def _engine_facts(facts: EngineFacts) -> dict[str, Any]:
-    return {
-        "name": facts.engine,
-        "version": facts.version,
-        "precision": facts.precision,
-        "streams": facts.threads.streams,
-        "threads_per_stream": facts.threads.per_stream,
-        "fused_nodes": facts.fused_nodes,
-        "weight_copies": facts.weight_copies,
-    }
-
-
-def _device_facts(state: DeviceState) -> dict[str, Any]:
-    return {
-        **state.facts,
-        "copies": state.copies,
-        "cores": state.cores,
-        "cores_in_service": state.cores_in_service,
-        "out_of_service": {str(copy): reason for copy, reason in state.out_of_service.items()},
-    }
 
 
 def _cache(max_bytes: int) -> BoundedCache[Any] | None:

@@ -126,6 +126,8 @@ class ServerStatus:
     """The space of the model's vectors; None: it has none, its artefact does not state it, or it is not loaded."""
     truncate: bool = True
     """Texts that are too long are cut, unless a request has another rule."""
+    started: int = field(default_factory=lambda: int(time.time()))
+    """When the server was started, seconds since the epoch."""
     route_prompts: Mapping[str, str] = field(default_factory=dict)
     """The name of the default prompt of each route that has a separate one, by path."""
 

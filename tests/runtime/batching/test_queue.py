@@ -235,7 +235,7 @@ def test_cancelled_rows_are_not_run_and_are_removed() -> None:
             assert not queue.discard(entry)
 
     assert (queue.rows, queue.tokens) == (0, 0)
-    assert sum(map(len, queue._by_client.values())) < 100
+    assert sum(map(len, queue._lanes[0].by_client.values())) < 100
     assert sum(len(heap) for heap in queue._by_bucket.values()) < 100
     assert queue.take(streams=1, now=0.0).rows == []
 
@@ -247,7 +247,7 @@ def test_a_busy_queue_does_not_grow() -> None:
             queue.push([row(5 + at % 9)], at, arrived=100.0 + at, deadline=math.inf, tokens_per_second=1.0)
             while queue.rows > 20:
                 queue.take(streams=1, now=0.0)
-        assert sum(map(len, queue._by_client.values())) < 200, policy
+        assert sum(map(len, queue._lanes[0].by_client.values())) < 200, policy
         assert sum(map(len, queue._by_bucket.values())) < 200, policy
         assert sum(len(heap) for heap in queue._by_bucket.values()) < 200, policy
 
@@ -334,7 +334,7 @@ def _check_take(queue: RowQueue, model: _Model, workers: int, least: int, now: f
         return
     assert taken.rows[0].rank == lowest, "the row that has waited longest goes first"
     assert all(entry.deadline >= now for entry in taken.rows)
-    assert len({queue.policy.bucket(entry.row)[0] for entry in taken.rows}) == 1, (
+    assert len({queue.policy.bucket(entry)[1] for entry in taken.rows}) == 1, (
         "rows of the two graphs never share a batch"
     )
     policy = policy.for_tokens(taken.rows[0].row.length)
@@ -356,9 +356,9 @@ def _check_take(queue: RowQueue, model: _Model, workers: int, least: int, now: f
         assert 2 <= len(taken.rows) <= workers // 2
         assert queue.rows == 0, "no other row runs"
     for length in set(lengths):
-        place = (queue.policy.bucket(taken.rows[0].row)[0], length)
-        ranks = [entry.rank for entry in taken.rows if queue.policy.bucket(entry.row) == place]
-        left = [e.rank for e in model.waiting if queue.policy.bucket(e.row) == place and e.deadline >= now]
+        place = (False, queue.policy.bucket(taken.rows[0])[1], length)
+        ranks = [entry.rank for entry in taken.rows if queue.policy.bucket(entry) == place]
+        left = [e.rank for e in model.waiting if queue.policy.bucket(e) == place and e.deadline >= now]
         assert ranks == sorted(ranks)
         assert not left or max(ranks) <= min(left), "the oldest of a length go first"
 

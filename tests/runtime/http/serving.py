@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -370,7 +370,9 @@ def serving(model: Any, task: TaskName = TaskName.FEATURE_EXTRACTION, **flags: A
 
 
 @contextmanager
-def running(make: Callable[[Settings], tuple[Server, Any]], **flags: Any) -> Iterator[Endpoint]:
+def running(
+    make: Callable[[Settings], tuple[Server, Any] | Awaitable[tuple[Server, Any]]], **flags: Any
+) -> Iterator[Endpoint]:
     """A server and its predictor, which `make` makes in the event loop, on a free port in a thread of its own; it is
     drained at the end."""
     settings = Settings.load({}, {"port": 0, "drain_idle_seconds": 0.0, "drain_limit_seconds": 5.0, **flags})
@@ -379,7 +381,8 @@ def running(make: Callable[[Settings], tuple[Server, Any]], **flags: Any) -> Ite
     cut: list[int] = []
 
     async def main() -> None:
-        server, predictor = make(settings)
+        result = make(settings)
+        server, predictor = result if isinstance(result, tuple) else await result
         await server.start()
         made.extend((server, asyncio.get_running_loop(), predictor))
         started.set()

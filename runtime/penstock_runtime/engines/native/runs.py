@@ -20,7 +20,7 @@ from penstock_runtime.engines.base import Ended, Parallelism, Threads
 from penstock_runtime.engines.native.graph_file import GraphOutput
 from penstock_runtime.engines.native.library import CJob, PoolingKind, RunStatus, load_library
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.host import place_stream
+from penstock_runtime.host import lower_priority, place_stream
 from penstock_runtime.rows import POOLED, AnyPooling, Batch, Float, Int, Outputs, Pooling, Row
 
 MAX_SINGLE_ROW_TOKENS = 4096
@@ -143,9 +143,11 @@ class NativeStreams:
         if self._streams is None:
             raise MemoryError("no thread can be started for the native engine")
         self._event = self._library.penstock_streams_event(self._streams)
-        if threads.per_stream == 1:
-            for stream, thread in enumerate(numbers):
+        for stream, thread in enumerate(numbers) if threads.per_stream == 1 else ():
+            if threads.placed:
                 place_stream(thread, stream, threads.streams)
+            else:
+                lower_priority(thread)
 
     def attend(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], object]) -> None:
         """See `Streams`."""

@@ -44,6 +44,7 @@ class Request:
         "keep_alive",
         "keep_alive_by_header",
         "method",
+        "model",
         "parameters",
         "path",
         "query",
@@ -83,6 +84,8 @@ class Request:
         self.route: Route | None = None
         self.parameters: dict[str, str] = {}
         """Of the path, such as `name` in /v2/models/{name}."""
+        self.model = ""
+        """The model that the path names, on a server of several."""
         self.refusal: RequestError | None = None
         """Set when the headers were refused: the body is skipped and this error is the response."""
 
@@ -101,6 +104,7 @@ class Request:
         request.token = self.token
         request.route = self.route
         request.parameters = self.parameters
+        request.model = self.model
         return request
 
     @property

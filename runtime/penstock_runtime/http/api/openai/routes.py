@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +48,6 @@ class OpenAI:
     def __init__(self, service: ModelService, limits: RequestLimits) -> None:
         self._service = service
         self._embeddings = embeddings_body(limits)
-        self._started = int(time.time())
 
     async def embeddings(self, request: Request) -> Response:
         """`/v1/embeddings`."""
@@ -72,20 +70,22 @@ class OpenAI:
 
     def models(self, _: Request) -> Response:
         """`/v1/models`."""
-        return json_response({"object": "list", "data": [self._model()], "models": [self._service.status.name]})
+        data = [listed_model(self._service)]
+        return json_response({"object": "list", "data": data, "models": [self._service.status.name]})
 
     def model(self, request: Request) -> Response:
         """`/v1/models/{model}`."""
         self._service.require_name(request.parameters["model"])
-        return json_response(self._model())
+        return json_response(listed_model(self._service))
 
-    def _model(self) -> dict[str, Any]:
-        # `name`, `ready` and `models` are what KServe's V1 protocol has on the same paths.
-        name = self._service.status.name
-        opened = {"id": name, "object": "model", "created": self._started, "owned_by": "penstock"}
-        space = self._service.status.space
-        stated = {} if space is None else {"vector_space": space.id}
-        return {**opened, "name": name, "ready": self._service.ready, **stated}
+
+def listed_model(service: ModelService) -> dict[str, Any]:
+    """A model in `/v1/models`."""
+    # `name`, `ready` and `models` are what KServe's V1 protocol has on the same paths.
+    status = service.status
+    opened = {"id": status.name, "object": "model", "created": status.started, "owned_by": "penstock"}
+    stated = {} if status.space is None else {"vector_space": status.space.id}
+    return {**opened, "name": status.name, "ready": service.ready, **stated}
 
 
 class OpenAIText(GenerationApi):
