@@ -28,8 +28,7 @@ import click
 from penstock.errors import PenstockError, SettingError
 from penstock.logs import log_event
 from penstock.manifest import Manifest
-from penstock.process import python_module, without_collections
-from penstock.resources.core import ModelSource, Scheme
+from penstock.process import python_module
 from penstock.resources.endpoint import ModelEndpoint, OptimizationMode
 from penstock.resources.files.reading import from_file
 from penstock.settings import hugging_face_token
@@ -231,9 +230,8 @@ class ServeSession:
             return
         require_optimizer()
         # These import libraries that serving an artefact does not need.
-        with without_collections():
-            from penstock_optimizer.job.progress import DownloadReporter, transfer_message
-            from penstock_optimizer.optimise import prepare
+        from penstock_optimizer.job.progress import DownloadReporter, transfer_message
+        from penstock_optimizer.optimise import prepare
 
         self._show_model(self._endpoint.spec.model, self._endpoint.spec.task)
         loop = asyncio.get_running_loop()

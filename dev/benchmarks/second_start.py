@@ -6,7 +6,7 @@ FILE is a ModelEndpoint; its artefact is in the store (`penstock optimize FILE`)
 process, sends one request when it serves, and ends it. The stages: the interpreter; the imports of the command; finding
 the artefact (the model's files and the artefact's are compared with their digests); loading it; the warm-up and the
 check of the probes; the request. Shown for each: CPU time of the process and time by the clock, both as the minimum and
-the median of the rounds. On a machine with other work only the minimum of the CPU time says something.
+the median of the rounds. On a machine with other work only the minimum of the CPU time can be compared.
 """
 
 from __future__ import annotations
