@@ -69,7 +69,7 @@ def start(file: Path, store: Path) -> dict[str, tuple[float, float]]:
         try:
             for line in process.stdout:
                 if line.startswith("MARK "):
-                    marks.append(tuple(json.loads(line.removeprefix("MARK "))))  # type: ignore[arg-type]
+                    marks.append(tuple(json.loads(line.removeprefix("MARK "))))
                 elif line.startswith("serving"):
                     url = re.findall(r"http://\S+", line)[0]
                     break
