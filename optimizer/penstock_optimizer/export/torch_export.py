@@ -119,8 +119,8 @@ def _load(folder: ModelFolder, head: Head, why: str) -> Any:
         )
     except Exception as error:  # whatever transformers' code makes of the fields of config.json
         raise UnsupportedModel(
-            f"{folder.path} is not built from its weights ({why}), and transformers {transformers.__version__} does not "
-            f"load it as {name}: {type(error).__name__}: {error}",
+            f"{folder.path} is not built from its weights ({why}), and transformers {transformers.__version__} does "
+            f"not load it as {name}: {type(error).__name__}: {error}",
             remedy="Use a model that transformers loads, or add an ONNX export of it to the folder (model.onnx)",
         ) from error
     absent = sorted(name for name in report["missing_keys"] if head is not Head.ENCODER or "pooler" not in name)

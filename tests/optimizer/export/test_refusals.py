@@ -193,7 +193,6 @@ def test_a_masked_language_model_whose_tokenizer_has_no_mask_is_refused(tmp_path
         ("BertConfig", {"hidden_act": "mish"}, "hidden_act is mish"),
         ("BertConfig", {"is_decoder": True}, "decoder"),
         ("BertConfig", {"pruned_heads": {"0": [1]}}, "pruned"),
-        ("BertConfig", {"quantization_config": {"bits": 8}}, "quantised"),
         ("ErnieConfig", {"use_task_id": True}, "task ids"),
         ("ModernBertConfig", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "positions are scaled (yarn)"),
         ("ModernBertConfig", {"max_position_embeddings": 10**9}, "1000000000 positions"),

@@ -241,7 +241,7 @@ def test_an_architecture_unknown_to_transformers_is_refused(tmp_path: Path) -> N
     with pytest.raises(UnsupportedModel, match="no-such-type") as caught:
         export(made.folder, Head.ENCODER, tmp_path / "out")
 
-    assert "add an ONNX export (model.onnx)" in caught.value.remedy
+    assert "add an ONNX export of it to the folder" in caught.value.remedy
     known = make(tmp_path / "known", "BertConfig", Head.ENCODER, **SMALL)
     export(known.folder, Head.ENCODER, tmp_path / "graph", flavour=Flavour.PLAIN).path.rename(made.path / "model.onnx")
     assert export(made.folder, Head.ENCODER, tmp_path / "out").how == "own-onnx"
@@ -254,7 +254,7 @@ def test_errors_of_transformers_for_a_configuration_are_reported(tmp_path: Path)
     with pytest.raises(UnsupportedModel, match=r"does not load it as AutoModel: [\s\S]*TypeError: ") as caught:
         export_with_torch(made.folder, Head.ENCODER, tmp_path / "model.onnx", Flavour.FUSED, "")
 
-    assert "Use a model of an architecture that transformers knows" in caught.value.remedy
+    assert "Use a model that transformers loads" in caught.value.remedy
 
 
 @pytest.mark.parametrize("head", [Head.ENCODER, Head.SEQUENCE])
