@@ -305,6 +305,11 @@ class AccessSettings(SettingsGroup):
         "of the token in the access log. Read again within seconds when a file changes. While the folder is empty, "
         "every request that needs a token is refused.",
     )
+    bulk_tokens: tuple[str, ...] = setting(
+        (),
+        "Names of bearer tokens whose requests all run in the bulk lane, comma-separated: after interactive ones, and "
+        "not counted as load. The name of a token is that of its file in auth_token_folder.",
+    )
     cors_origins: tuple[str, ...] = setting(
         (), "Origins whose pages may call this endpoint from a browser, comma-separated; `*` is any. Empty: off."
     )
