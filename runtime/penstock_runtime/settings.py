@@ -149,7 +149,7 @@ class LimitSettings(SettingsGroup):
 
     max_body_bytes: int = setting(
         2_000_000,
-        "Longer bodies are answered with 413 without being read. 2 MB holds some 500 pages of text.",
+        "Longer bodies are answered with 413 unread. 2 MB holds some 500 pages of text.",
         unit="bytes",
         ge=1024,
     )
@@ -306,9 +306,7 @@ class AccessSettings(SettingsGroup):
         "every request that needs a token is refused.",
     )
     bulk_tokens: tuple[str, ...] = setting(
-        (),
-        "Names of bearer tokens whose requests all run in the bulk lane, comma-separated: after interactive ones, and "
-        "not counted as load. The name of a token is that of its file in auth_token_folder.",
+        (), "Names (files of auth_token_folder) of tokens whose requests all run in the bulk lane, comma-separated."
     )
     cors_origins: tuple[str, ...] = setting(
         (), "Origins whose pages may call this endpoint from a browser, comma-separated; `*` is any. Empty: off."
@@ -337,7 +335,7 @@ class AccessSettings(SettingsGroup):
     @property
     def given_tokens(self) -> list[bytes]:
         """The token of the flag or the variable, if there is one."""
-        return [] if self.auth_token is None else [self.auth_token.get_secret_value().strip().encode()]
+        return [self.auth_token.get_secret_value().strip().encode()] if self.auth_token is not None else []
 
     @cached_property
     def file_tokens(self) -> list[bytes]:
