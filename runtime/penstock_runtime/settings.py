@@ -148,10 +148,7 @@ class LimitSettings(SettingsGroup):
     """Limits of one request. Limits in tokens belong to the model."""
 
     max_body_bytes: int = setting(
-        2_000_000,
-        "Longer bodies are answered with 413 unread. 2 MB holds some 500 pages of text.",
-        unit="bytes",
-        ge=1024,
+        2_000_000, "Longer bodies are answered with 413. 2 MB holds some 500 pages of text.", unit="bytes", ge=1024
     )
     max_inputs: int = setting(
         1024,
