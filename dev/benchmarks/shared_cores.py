@@ -3,7 +3,8 @@
     python -m benchmarks.shared_cores FILE FILE... --flood NAME [--factor 3] [--load 0.5] [--tokens 32] [--seconds 10]
         [--rounds 3] [--cores 2] [--priority NAME=NUMBER]
 
-The files are of ModelEndpoints, as `penstock serve` takes them; their artefacts are found or made first. The rate of a
+The files are of ModelEndpoints, as `penstock serve` takes them. A model that was not optimised for these cores (`penstock
+optimize FILE --store ~/.cache/penstock/benchmarks/artefacts`) is served as fp32, without a measured curve. The rate of a
 model is its share of --load, of what it answers alone with eight clients. Then all models get their rates, in turn
 without and with --factor times the rate for the flooded one; latency counts from the time at which a request was due.
 The clients share the machine with the server. Aim: each model that is not flooded within its objective, and none of its
@@ -30,11 +31,12 @@ from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.files.reading import from_file
 from penstock.tasks import TaskName
 from penstock_bench.cell import CellResult, CellSpec, Client
-from penstock_bench.server import READY_SECONDS, MeasuredServer, find_or_make, free_port
+from penstock_bench.server import READY_SECONDS, MeasuredServer, free_port
 from penstock_bench.subject import batch_bodies
 from penstock_cli.terminal import FiniteRange
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.generator import LatencySummary
+from penstock_optimizer.optimise import prepare
 from penstock_runtime.host import read_host
 
 CLIENTS = 8
@@ -56,7 +58,7 @@ class Member:
         summary = LatencySummary.of(latencies)
         failed = sum((Counter(one.failures) for one in results), Counter[str]())
         refused = ", ".join(f"{count} x {status}" for status, count in sorted(failed.items())) or "none refused"
-        p95 = "" if summary is None else f"p95 {summary.p95 * 1e3:7.2f} ms, "
+        p95 = "" if summary is None else f"p95 {summary.p95:7.2f} ms, "
         return f"{len(latencies):6} answers, {p95}{refused}"
 
 
@@ -88,10 +90,7 @@ def main(
     if flooded not in [one.metadata.name for one in endpoints]:
         raise click.ClickException(f"--flood {flooded}: no file has this metadata.name")
     with ExitStack() as stack:
-        artefacts = [
-            find_or_make(one, cores, store=store(), models=store(), on_line=lambda line: click.echo(f"  {line}"))
-            for one in endpoints
-        ]
+        artefacts = [prepare(one, store=store(), models=store(), cores=cores).artefact for one in endpoints]
         port = free_port()
         words = ["serve", *map(str, files), "--port", str(port), "--store", str(store()), "--models", str(store())]
         words += ["--cores", str(cores), "--no-optimize", *(f"--priority={one}" for one in priorities)]
