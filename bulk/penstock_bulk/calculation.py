@@ -13,7 +13,7 @@ from penstock.errors import PenstockError
 from penstock.tasks import TaskName
 from penstock_bulk.arrow import pa
 from penstock_bulk.records import Fault
-from penstock_bulk.session import RunningModel
+from penstock_bulk.session import OnAnswer, RunningModel
 from penstock_runtime.rows import Float
 
 TEXT_COLUMNS = ("text", "content", "document", "chunk", "prompt")
@@ -52,7 +52,7 @@ class Calculation:
         width = 0
         if task == "embed":
             # Also of shards without a vector, and before any work.
-            ((first,), errors, _) = self._answers(["a"], list)
+            ((first,), errors, _) = self._answers(["a"], lambda _rows, _tokens: None)
             if errors or not isinstance(first, np.ndarray) or first.ndim != 1:
                 why = errors[0].message if errors else "it has no dense vectors, one for each text"
                 raise PenstockError(f"this model cannot embed a corpus: {why}", remedy="Correct the options")
@@ -64,7 +64,9 @@ class Calculation:
             "generate": pa.string(),
         }[task]
 
-    def results(self, rows: Sequence[Any]) -> tuple[list[Any], dict[int, Fault], int]:
+    def results(
+        self, rows: Sequence[Any], on_answer: OnAnswer = lambda _rows, _tokens: None
+    ) -> tuple[list[Any], dict[int, Fault], int]:
         """For each row its result (None: a fault), the faults by row, and the tokens.
 
         PenstockError if the model fails on every row, which is no fault of the rows.
@@ -72,7 +74,8 @@ class Calculation:
         faults = {row: fault for row, value in enumerate(rows) if (fault := self._fault(value)) is not None}
         good = [row for row in range(len(rows)) if row not in faults]
         chosen = [rows[row] for row in good]
-        found, wrong, tokens = self._ranked(chosen) if self._task == "rerank" else self._answers(chosen, list)
+        answers = self._ranked if self._task == "rerank" else self._answers
+        found, wrong, tokens = answers(chosen, on_answer)
         if wrong and len(wrong) == len(good) and all(one.code == "inference" for one in wrong.values()):
             raise PenstockError(
                 f"the model fails on all of {len(good)} rows: {wrong[0].message}",
@@ -107,22 +110,26 @@ class Calculation:
         return _too_long([query, *documents])
 
     def _answers(
-        self, rows: Sequence[Any], inputs: Callable[[Sequence[Any]], Any]
+        self, rows: Sequence[Any], on_answer: OnAnswer, inputs: Callable[[Sequence[Any]], Any] = list
     ) -> tuple[list[Any], dict[int, Fault], int]:
         answers: list[Any] = []
         faults: dict[int, Fault] = {}
         tokens = 0
-        for some, errors, counted in self._session.answers(rows, self._parameters, inputs, strict=False):
+        for some, errors, counted in self._session.answers(
+            rows, self._parameters, inputs, strict=False, on_answer=on_answer
+        ):
             answers += some
             faults |= {one.row: Fault(one.code, one.message) for one in errors}
             tokens += counted
         return answers, faults, tokens
 
-    def _ranked(self, rows: Sequence[Any]) -> tuple[list[Any], dict[int, Fault], int]:
+    def _ranked(self, rows: Sequence[Any], on_answer: OnAnswer) -> tuple[list[Any], dict[int, Fault], int]:
         """A row has a fault if one of its documents has."""
         documents = [[one[1]] if isinstance(one[1], str) else one[1] for one in rows]
         pairs = [(query, text) for (query, _), texts in zip(rows, documents, strict=True) for text in texts]
-        scores, wrong, tokens = self._answers(pairs, lambda some: [[*pair] for pair in some])
+        scores, wrong, tokens = self._answers(
+            pairs, lambda _pairs, tokens: on_answer(0, tokens), lambda some: [[*pair] for pair in some]
+        )
         results: list[Any] = []
         faults: dict[int, Fault] = {}
         start = 0

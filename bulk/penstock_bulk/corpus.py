@@ -26,6 +26,7 @@ from penstock_bulk.parts import read_results, writing
 from penstock_bulk.plans import PLAN, VERSION, BulkPlan, listing, require_plan
 from penstock_bulk.records import Columns, Fault
 from penstock_bulk.rows import Piece, ShardReader, open_input, plan_rows
+from penstock_bulk.session import OnAnswer
 from penstock_bulk.storage import READ_BYTES, Folder, StoredFile
 
 MANIFEST, SUCCESS = "_manifest.json", "_SUCCESS"
@@ -254,10 +255,12 @@ class BulkWork:
     def _reader(self) -> ShardReader:
         return ShardReader(self._source, tuple(self._plan.columns), self._plan.schema)
 
-    def _compute(self, piece: Piece) -> tuple[Any, dict[int, Fault], int]:
+    def _compute(
+        self, piece: Piece, on_answer: OnAnswer = lambda _rows, _tokens: None
+    ) -> tuple[Any, dict[int, Fault], int]:
         """The table of the rows with a result, the faults of the others, the tokens."""
         good = [at for at in range(len(piece.inputs)) if at not in piece.faults]
-        results, wrong, tokens = self.calculation.results([piece.inputs[at] for at in good])
+        results, wrong, tokens = self.calculation.results([piece.inputs[at] for at in good], on_answer)
         faults = {**piece.faults, **{good[at]: one for at, one in wrong.items()}}
         live = [at for at in range(len(good)) if at not in wrong]
         column = self.calculation.column([results[at] for at in live])
@@ -278,13 +281,13 @@ class BulkWork:
         path = folder / part
         with writing(path, plan.options["form"], schema) as write:
             for piece in windows:
-                table, faults, counted = self._compute(piece)
+                table, faults, counted = self._compute(piece, report.answered)
                 write(table)
                 for chunk in table.column(plan.options["column"]).chunks:
                     values.update(bytes_of(chunk))
                 letters += [self._letter(piece, at, faults[at]) for at in sorted(faults)]
                 rows, tokens = rows + table.num_rows, tokens + counted
-                report(len(piece.inputs), len(faults), counted)
+                report.written(len(piece.inputs), len(faults))
         if attempt and not rows:
             path.unlink()
             return 0
@@ -309,14 +312,25 @@ class BulkWork:
 
 
 class _Reporter:
-    """Sums up what windows report."""
+    """Sums up what was computed."""
 
     def __init__(self, show: OnProgress, done: int, of: int) -> None:
         self._show, self._begun = show, time.monotonic()
         self._progress = Progress(done, of, 0, 0, 0, 0.0)
+        self._answered = 0
+        """Rows of the window that is being computed."""
 
-    def __call__(self, rows: int, dead: int, tokens: int) -> None:
-        """Rows that were computed, those without a result among them."""
+    def answered(self, rows: int, tokens: int) -> None:
+        """Some rows of a window have their answers."""
+        self._answered += rows
+        self._add(rows, 0, tokens)
+
+    def written(self, rows: int, dead: int) -> None:
+        """All rows of a window are computed: those without a result as well."""
+        rest, self._answered = rows - self._answered, 0
+        self._add(rest, dead, 0)
+
+    def _add(self, rows: int, dead: int, tokens: int) -> None:
         last = self._progress
         self._progress = Progress(
             last.rows + rows, last.of, last.dead + dead, last.tokens + tokens, last.computed + rows,

@@ -28,6 +28,8 @@ from penstock_runtime.settings import GenerationSettings, QueueSettings
 from penstock_runtime.tasks.base import RequestLimits
 
 T = TypeVar("T")
+OnAnswer = Callable[[int, int], None]
+"""Called with the rows and tokens of each request that is answered."""
 
 WINDOW_ROWS = 8192
 WINDOW_CHARACTERS = 8 * 2**20
@@ -73,16 +75,22 @@ class RunningModel:
             raise
 
     def answers(
-        self, rows: Iterable[T], parameters: Mapping[str, Any], inputs: Callable[[Sequence[T]], Any], *, strict: bool
+        self,
+        rows: Iterable[T],
+        parameters: Mapping[str, Any],
+        inputs: Callable[[Sequence[T]], Any],
+        *,
+        strict: bool,
+        on_answer: OnAnswer = lambda _rows, _tokens: None,
     ) -> Iterator[tuple[list[Any], list[RowError], int]]:
         """For each window of rows their answers in order (None: refused), the errors, and the number of tokens.
 
         `inputs`: makes the inputs of a request from some of the rows. `strict`: the first refused row raises
-        RowsRefused.
+        RowsRefused. `on_answer`: called in another thread, one call at a time.
         """
         first, rest = 0, iter(rows)
         for window in _windows(rest):
-            answers, errors, tokens = self._wait(self._window(window, parameters, inputs))
+            answers, errors, tokens = self._wait(self._window(window, parameters, inputs, on_answer))
             found = [
                 RowError(first + row, error.error_type, error.message.replace("inputs[0]", "it"))
                 for row, error in sorted(errors.items())
@@ -110,7 +118,11 @@ class RunningModel:
         return predictor
 
     async def _window(
-        self, rows: Sequence[T], parameters: Mapping[str, Any], inputs: Callable[[Sequence[T]], Any]
+        self,
+        rows: Sequence[T],
+        parameters: Mapping[str, Any],
+        inputs: Callable[[Sequence[T]], Any],
+        on_answer: OnAnswer,
     ) -> tuple[list[Any], dict[int, RequestError], int]:
         """Of one window: answers, errors by row, tokens."""
         answers: list[Any] = [None] * len(rows)
@@ -132,6 +144,7 @@ class RunningModel:
                 await run(chosen[middle:])
                 return
             tokens += answer.tokens
+            on_answer(len(chosen), answer.tokens)
             for one, value in zip(chosen, answer.value, strict=True):
                 answers[one] = value
 

@@ -101,14 +101,19 @@ core.register_task(function()
   end
 end)
 
+-- Routes, besides Anthropic's, of clients that send their key in x-api-key, such as LiteLLM.
+local guards = {
+  ["/beta/litellm_basic_guardrail_api"] = true, ["/request"] = true, ["/response"] = true, ["/v1/moderations"] = true,
+}
+
 local function has_key(txn)
   local headers = txn.http:req_get_headers()
   local given
   if headers["authorization"] then
     local scheme, token = string.match(headers["authorization"][0], "^(%S+)%s+(%S+)%s*$")
     if scheme and string.lower(scheme) == "bearer" then given = token end
-  elseif headers["x-api-key"] and string.match(txn.f:path(), "^/v1/messages%f[/\0]") then
-    given = string.match(headers["x-api-key"][0], "^%s*(%S+)%s*$") -- Anthropic's clients; the replicas look closer
+  elseif headers["x-api-key"] and (guards[txn.f:path()] or string.match(txn.f:path(), "^/v1/messages%f[/\0]")) then
+    given = string.match(headers["x-api-key"][0], "^%s*(%S+)%s*$") -- the replicas look closer
   end
   if not given then return false end
   -- A lookup by hash: its duration does not depend on how much of a key is right.

@@ -19,7 +19,8 @@ RequestError                  error_type, status, field, remedy
 ├── DeadlineExceeded          504 deadline
 ├── ClientGone                499 cancelled (never sent: the client has gone)
 ├── NotReady                  503 not_ready (retry_after_seconds)
-│   └── NotClassified           503 unavailable
+│   └── NotClassified         503 unavailable
+│       └── ClassifierFailed  503 classifier_failed
 └── InferenceFailed           500 inference
 """
 
@@ -179,9 +180,15 @@ class NotReady(RequestError):
 
 
 class NotClassified(NotReady):
-    """A gateway's request was not classified: the queue is full, or the server failed on it."""
+    """A gateway's request was not classified, because the queue is full."""
 
     error_type = "unavailable"
+
+
+class ClassifierFailed(NotClassified):
+    """A gateway's request was not classified, because the server failed on it; the log has the details."""
+
+    error_type = "classifier_failed"
 
 
 class InferenceFailed(RequestError):
@@ -197,7 +204,7 @@ def for_gateway(error: RequestError) -> RequestError:
     if isinstance(error, Overloaded):
         return NotClassified(error.message, retry_after_seconds=error.retry_after_seconds, remedy=error.remedy)
     if error.status == RequestError.status:
-        return NotClassified(error.message, remedy=error.remedy)
+        return ClassifierFailed(error.message, remedy=error.remedy)
     return error
 
 

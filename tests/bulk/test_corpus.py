@@ -210,7 +210,7 @@ def test_complete_work_is_not_done_again_and_a_lost_part_is(model: penstock.Mode
     assert totals(open_folder(str(tmp_path / "out"))).shards == 3
     planned(source, tmp_path / "out", model)[2].run(seen.append)
 
-    assert [(one.rows, one.of, one.computed) for one in seen] == [(150, 150, 40)]
+    assert (seen[0].of, seen[-1].rows, seen[-1].computed) == (150, 150, 40)
     assert contents(tmp_path / "out") == before
 
 
@@ -229,7 +229,12 @@ def test_windows_of_any_size_give_the_same_results(
     model: penstock.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_lines(tmp_path / "a.jsonl", rows(600))
-    planned(source, tmp_path / "whole", model, shard_rows=600)[2].run()
+    seen: list[corpus.Progress] = []
+    done = planned(source, tmp_path / "whole", model, shard_rows=600)[2].run(seen.append)
+    # One window, of which each request is shown.
+    assert len(seen) >= 5
+    assert [one.rows for one in seen] == sorted(one.rows for one in seen)
+    assert (seen[-1].rows, seen[-1].computed, seen[-1].tokens) == (600, 600, done.tokens)
     monkeypatch.setattr(corpus, "WINDOW_BYTES", 1)
     planned(source, tmp_path / "small", model, shard_rows=600)[2].run()
 

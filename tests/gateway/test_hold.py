@@ -275,6 +275,9 @@ class TestKeys:
             ("/v1/messages", {"x-api-key": "right", "authorization": "Bearer wrong"}, 401),
             ("/v1/messages", {"x-api-key": "wrong", "authorization": "Bearer right"}, 503),
             ("/v1/messages_", {"x-api-key": "right"}, 401),
+            ("/beta/litellm_basic_guardrail_api", {"x-api-key": "right"}, 503),
+            ("/beta/litellm_basic_guardrail_api", {"x-api-key": "wrong"}, 401),
+            ("/request", {"x-api-key": "right"}, 503),
             ("/predict", {"x-api-key": "right"}, 401),
         ],
     )

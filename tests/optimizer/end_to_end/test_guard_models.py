@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
+from penstock.errors import SpecError
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.optimise import prepare
 from penstock_runtime.app.lifecycle import start_model
@@ -99,6 +100,25 @@ def test_a_guard_model_gives_the_scores_of_transformers(name: str, tmp_path: Pat
     scores = {label: found["category_scores"][label] for label in labels}
     assert scores == pytest.approx(dict(zip(labels, expected, strict=True)), abs=2e-4)
     assert found["flagged"] is True
+
+
+def test_a_policy_with_a_label_that_the_model_lacks_ends_the_start(tmp_path: Path) -> None:
+    built("unitary/toxic-bert", tmp_path / "model")
+    made = prepare(
+        endpoint(tmp_path / "model", {"mode": "Disabled"}, task=TEXTS.value),
+        store=tmp_path / "store",
+        models=tmp_path / "models",
+    )
+    loaded = load_artefact(made.artefact, "chosen", read_host())
+    try:
+        with (
+            guarding(None, TEXTS, {"labels": {"toxik": {}}}) as serving,
+            pytest.raises(SpecError, match="Did you mean 'toxic'"),
+        ):
+            asyncio.run_coroutine_threadsafe(start_model(serving.server, loaded), serving.loop).result(120)
+        assert serving.server.service.predictor is None
+    finally:
+        loaded.close()
 
 
 def highest(model: Built, parameters: dict[str, Any]) -> list[float]:

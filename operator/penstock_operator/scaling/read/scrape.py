@@ -38,6 +38,8 @@ GENERATION_TOKENS = "penstock_generation_tokens_total"
 GENERATED = 'kind="generated"'
 UNANSWERED_CODES = frozenset({"429", "499"})
 """Refused, or aborted by the client: they count as demand and are not in the histogram."""
+REJECTED, UNAVAILABLE, FAILED = "penstock_rejected_total", 'reason="unavailable"', 'reason="classifier_failed"'
+"""Requests of gateways of language models, which get 503 for a full queue and for a failure: demand as well."""
 NOT_READY_CODE = "503"
 """Of a server that is not ready; such requests are not in the histogram either, and a gateway sends them again."""
 _CODE = re.compile(r'[{,]code="([^"]*)"')
@@ -84,6 +86,9 @@ def parse_metrics(text: str) -> PodReading:
                 unanswered += count_of(rest, line)
             elif code is not None and code.group(1).startswith("5") and code.group(1) != NOT_READY_CODE:
                 errors += count_of(rest, line)
+        elif name == REJECTED and (UNAVAILABLE in series or FAILED in series):
+            unanswered += count_of(rest, line)
+            errors += count_of(rest, line) if FAILED in series else 0.0
         elif name == ANSWERED:
             answered = count_of(rest, line)
         elif name == IN_FLIGHT:

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock_operator.endpoint.objects.canary import PlanCounter
 from penstock_operator.scaling.read.scrape import UnreadableMetrics, parse_metrics
+from penstock_runtime.errors import InferenceFailed, Overloaded, for_gateway
 from tests.operator.scaling.pods import ServingPod
 
 GOOD = """\
@@ -104,6 +105,19 @@ def test_answers_with_500_are_errors_and_those_of_a_server_that_is_not_ready_are
         pod.metrics.finished("/predict", code, 0.01, inference=True)
 
     assert parse_metrics(pod.text()).errors == 2
+
+
+def test_requests_of_gateways_that_get_503_are_demand_and_failed_ones_are_errors() -> None:
+    pod = ServingPod()
+    pod.answer(10)
+    for error in (for_gateway(Overloaded("the queue is full")), for_gateway(InferenceFailed("no number"))):
+        pod.metrics.finished("/request", error.status, 0.01, inference=True)
+        pod.metrics.refused(error.error_type)
+    pod.metrics.refused("not_ready")
+
+    found = parse_metrics(pod.text())
+
+    assert (found.arrivals, found.errors) == (12, 1)
 
 
 def test_requests_of_text_generation_count_with_their_first_token_or_their_failure() -> None:

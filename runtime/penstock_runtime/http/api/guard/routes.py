@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.resources.endpoint_parts.guard_policy import GUARD_TASKS
-from penstock_runtime.errors import NotClassified
+from penstock_runtime.errors import ClassifierFailed, NotClassified
 from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.api.guard import litellm, moderations, webhook
 from penstock_runtime.http.api.guard.reading import RequestGuard
@@ -34,7 +34,7 @@ def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
             error_format=ErrorFormat.OPENAI if path.startswith("/v1/") else ErrorFormat.PENSTOCK,
             request=body.schema() | {"examples": [example]},
             response=response,
-            errors=(NotClassified,),
+            errors=(NotClassified, ClassifierFailed),
         )
         for path, handler, summary, body, example, response in (
             (

@@ -89,6 +89,14 @@ def test_an_error_of_the_model_is_never_a_pass(path: str, error: Exception, stat
         assert answer.status_code == wanted, answer.text
         assert counted(endpoint) == {outcome: 1}
         assert endpoint.server.metrics.guard.verdicts == ({"unavailable": 1} if status >= 500 else {})
+        reason = {
+            "Overloaded": "unavailable",
+            "InferenceFailed": "classifier_failed",
+            "RuntimeError": "classifier_failed",
+        }
+        assert list(endpoint.server.metrics.rejected) == [
+            reason.get(type(error).__name__, getattr(error, "error_type", ""))
+        ]
         if isinstance(error, Overloaded):
             assert answer.headers["retry-after"] == "7"
 
