@@ -3,9 +3,9 @@
     python -m benchmarks.shared_cores FILE FILE... --flood NAME [--factor 3] [--load 0.5] [--tokens 32] [--seconds 10]
         [--rounds 3] [--cores 2] [--priority NAME=NUMBER]
 
-The files are of ModelEndpoints, as `penstock serve` takes them. A model that was not optimised for these cores (`penstock
-optimize FILE --store ~/.cache/penstock/benchmarks/artefacts`) is served as fp32, without a measured curve. The rate of a
-model is its share of --load, of what it answers alone with eight clients. Then all models get their rates, in turn
+The files are of ModelEndpoints, as `penstock serve` takes them. A model that was not optimised for these cores
+(`penstock optimize FILE --store ~/.cache/penstock/benchmarks/artefacts`) is served as fp32, without a curve. The rate
+of a model is its share of --load, of what it answers alone with eight clients. Then all models get their rates, in turn
 without and with --factor times the rate for the flooded one; latency counts from the time at which a request was due.
 The clients share the machine with the server. Aim: each model that is not flooded within its objective, and none of its
 requests refused.
