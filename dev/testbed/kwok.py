@@ -35,13 +35,13 @@ class FakeNode:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: Sequence[Mapping[str, str]] = (TAINT,)
     resources: Mapping[str, str] = field(default_factory=dict)
-    """Added to 32 cores, 256 GiB and 110 pods, or replacing them: such as `{"aws.amazon.com/neuron": "4"}`."""
+    """Added to 32 cores, 256 GiB, 500 GiB of disk and 110 pods, or replacing them: `{"aws.amazon.com/neuron": "4"}`."""
 
     architecture: str = "amd64"
 
     def manifest(self) -> dict[str, Any]:
         """The Node object."""
-        resources = {"cpu": "32", "memory": "256Gi", "pods": "110", **self.resources}
+        resources = {"cpu": "32", "memory": "256Gi", "ephemeral-storage": "500Gi", "pods": "110", **self.resources}
         labels = {
             "kubernetes.io/hostname": self.name,
             "kubernetes.io/os": "linux",

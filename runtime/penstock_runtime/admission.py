@@ -297,8 +297,6 @@ class FairLine:
             else:
                 self.remove(waiter)
                 self._admission.release(entry)
-            if waiter.given.done() and not waiter.given.cancelled():
-                waiter.given.exception()  # refused and cancelled at the same time: asyncio would log it
             raise
         return entry
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from penstock_bench.subject import everyday_tokenizer
 from penstock_optimizer.export import family_of
 from penstock_optimizer.export.reader import Tensors, Weights
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.safetensors import pieces
+from penstock_runtime.models.safetensors import SINGLE, write_pieces
 from penstock_runtime.rows import Float
 
 SEED = 20261127
@@ -75,8 +76,7 @@ def _write_tokenizer(path: Path) -> None:
 
 
 def _save(path: Path, tensors: Mapping[str, Float]) -> None:
-    with (path / "model.safetensors").open("wb") as file:
-        file.writelines(pieces(tensors))
+    write_pieces(path / SINGLE, {name: (tensor.shape, partial(iter, [tensor])) for name, tensor in tensors.items()})
 
 
 def write_pooling(path: Path, *, width: int, last_token: bool) -> None:

@@ -47,7 +47,7 @@ from penstock_operator.endpoint.optimization.replaces import is_kept
 from penstock_operator.endpoint.optimization.runs import ended_jobs, next_run, run_part, superfluous_jobs
 from penstock_operator.endpoint.pods.judging import PinVerdict, PodProblem, judge_pinning, pod_problems
 from penstock_operator.endpoint.pods.placement import PodRequirements, missing_for
-from penstock_operator.endpoint.pods.template import runtime_memory
+from penstock_operator.endpoint.pods.template import runtime_disk, runtime_memory
 from penstock_operator.endpoint.refused import invalid_spec_status
 from penstock_operator.endpoint.replica_count import (
     SCALER_MODES,
@@ -410,7 +410,8 @@ def _pods(
             devices=hardware.neuron is not None,
             live=spec.guard.live,
         )
-        needs = PodRequirements.of(class_name, hardware, spec.pod, cores=cores, memory_bytes=memory)
+        disk = runtime_disk(serving.artefact, observed.settings)
+        needs = PodRequirements.of(class_name, hardware, spec.pod, cores=cores, memory_bytes=memory, disk_bytes=disk)
         missing = missing_for(needs, observed.nodes)
     problems = pod_problems(live, missing, keys="" if spec.auth is None else spec.auth.secret_name)
     silent = any(verdict.pinned is None for verdict in verdicts)

@@ -6,6 +6,7 @@ tensor is not copied before it is written, and float16 and bfloat16 (which numpy
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,11 +209,13 @@ class Reader:
         prefix = self.body.prefix
         return tensors_digest({name.removeprefix(prefix): array for name, array in self.weights.taken.items()})
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number of config.json."""
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: float = math.inf) -> int:
+        """A whole number of config.json. `most`: of one that decides how much is computed before the weights show that
+        it is wrong."""
         value = self.config.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.invalid(key, value, f"a whole number of at least {least}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            limit = "" if most == math.inf else f" to {most}"
+            raise self.invalid(key, value, f"a whole number from {least}{limit}")
         return value
 
     def number(self, key: str, default: float) -> float:

@@ -15,6 +15,8 @@ from penstock_runtime.rows import Float
 
 LONGEST = 131_072
 """Positions: the tables have a row for each."""
+WIDEST = 16_384
+"""Numbers of a head."""
 
 
 def rotary(positions: int, width: int, theta: float, *, shrink: float = 1.0) -> Rotary:
@@ -30,8 +32,8 @@ def _checked(positions: int) -> int:
 
 def _frequencies(width: int, theta: float) -> Float:
     """[width / 2]: the angle of each pair at the second position. In float32, as torch computes it."""
-    if width % 2:
-        raise NotBuildable(f"its attention heads have an odd width of {width}")
+    if width % 2 or width > WIDEST:
+        raise NotBuildable(f"its attention heads have a width of {width}, which is odd or over {WIDEST}")
     return np.float32(1) / np.float32(theta) ** (np.arange(0, width, 2, dtype=np.float32) / np.float32(width))
 
 

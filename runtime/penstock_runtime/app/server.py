@@ -56,7 +56,12 @@ INTERNAL_DRAIN_SECONDS = 0.5
 def request_limits(settings: Settings) -> RequestLimits:
     """The limits of one request, for `make_task` and the routes."""
     limits = settings.limits
-    return RequestLimits(items=limits.max_inputs, rows=limits.max_rows, answer_bytes=limits.max_answer_bytes)
+    return RequestLimits(
+        items=limits.max_inputs,
+        rows=limits.max_rows,
+        tokens=settings.queue.max_queue_tokens,
+        answer_bytes=limits.max_answer_bytes,
+    )
 
 
 def _internal_settings(http: HttpSettings) -> HttpSettings:

@@ -116,13 +116,16 @@ class MembersRouter(Router):
         if request.model:
             return self._members[request.model]
         name = _model_in(request)
+        having = self._having(request)
+        if request.route is not None and request.route.guards and name not in {one.name for one in having}:
+            # Gateways send the name of the language model that a text is for.
+            name = None
         if name is not None:
             found = self._members.get(name) or self._members.get(name.removesuffix(":latest"))
             found = found or next((one for one in self._members.values() if one.is_called(name)), None)
             if found is None:
                 raise unknown_model(self._members, name, "model")
             return found
-        having = self._having(request)
         if len(having) == 1:
             return having[0]
         raise InvalidInput(

@@ -146,8 +146,8 @@ class ModelFolder:
         return _text(architectures[0]) if isinstance(architectures, list) and architectures else ""
 
     @cached_property
-    def label_values(self) -> tuple[str | int | float, ...]:
-        """`id2label` in order of ids, numbers as numbers; otherwise `LABEL_0`, ... up to `num_labels` (default two)."""
+    def label_values(self) -> tuple[str | float | None, ...]:
+        """`id2label` in order of ids, numbers and null as they are; else `LABEL_0`, ... up to `num_labels` (two)."""
         return _labels(self.path, self.config)
 
     @cached_property
@@ -387,7 +387,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     )
 
 
-def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str | int | float, ...]:
+def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str | float | None, ...]:
     table = config.get("id2label")
     if table is None:
         count = config.get("num_labels", 2)
@@ -397,7 +397,10 @@ def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str | int | float, .
             )
         return tuple(f"LABEL_{index}" for index in range(count))
     try:
-        names = {int(index): name if isinstance(name, int | float) else str(name) for index, name in table.items()}
+        names = {
+            int(index): name if name is None or isinstance(name, int | float) else str(name)
+            for index, name in table.items()
+        }
     except (AttributeError, TypeError, ValueError):
         names = {}
     if not names or sorted(names) != list(range(len(table))):

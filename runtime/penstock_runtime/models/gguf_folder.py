@@ -8,8 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from penstock.errors import CorruptModel, UnsupportedModel
 from penstock_runtime.models.files import write_once
 from penstock_runtime.models.gguf import GgufFile
 from penstock_runtime.models.gguf_tokenizer import Vocabulary, byte_level, is_splitting, sentence_pieces
-from penstock_runtime.models.safetensors import SINGLE
+from penstock_runtime.models.safetensors import SINGLE, Pieces, write_pieces
 from penstock_runtime.rows import Float
 
 SUFFIX = ".gguf"
@@ -46,7 +45,7 @@ def unpack(path: Path, cache: Path, check_size: Callable[[int], None] = lambda _
     def write(draft: Path) -> None:
         for name, content in model.settings().items():
             (draft / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-        _write_safetensors(draft / SINGLE, model)
+        write_pieces(draft / SINGLE, model.tensors())
 
     return write_once(target, write)
 
@@ -213,10 +212,10 @@ class _Model:
             return {"rope_type": "linear", "factor": self._decimal(f"{name}.rope.scaling.factor")}
         return None if kind == "none" else {"rope_type": kind}
 
-    def tensors(self) -> Mapping[str, tuple[tuple[int, ...], Callable[[], Float]]]:
-        """Shape and reader of each tensor, under its name in transformers."""
+    def tensors(self) -> Mapping[str, Pieces]:
+        """Each tensor under its name in transformers."""
         return {
-            self._renamed(name): (tensor.shape, partial(self._read, name))
+            self._renamed(name): (tensor.shape, partial(self._pieces, name))
             for name, tensor in self.file.tensors.items()
             if name not in _DIVISORS
         }
@@ -231,6 +230,9 @@ class _Model:
             f"{self.file.path} has a tensor {name}, which models of this architecture do not have",
             remedy="Use the model's safetensors",
         )
+
+    def _pieces(self, name: str) -> Iterator[Float]:
+        yield self._read(name)
 
     def _read(self, name: str) -> Float:
         """A tensor. llama.cpp stores queries and keys of Llama with the two numbers of a rotation side by side;
@@ -336,21 +338,3 @@ class _Model:
 
     def _corrupt(self, what: str) -> CorruptModel:
         return CorruptModel(f"{self.file.path}: {what}", remedy="Fetch the model again")
-
-
-def _write_safetensors(path: Path, model: _Model) -> None:
-    """Write all tensors as float32, one at a time."""
-    tensors = model.tensors()
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, (shape, _) in tensors.items():
-        begin, end = end, end + 4 * int(np.prod(shape))
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
-    raw = json.dumps(header).encode()
-    raw += b" " * (-len(raw) % 8)
-    with path.open("wb") as file:
-        file.write(len(raw).to_bytes(8, "little") + raw)
-        for _, read in tensors.values():
-            file.write(read().astype("<f4", copy=False).tobytes())
-        file.flush()
-        os.fsync(file.fileno())

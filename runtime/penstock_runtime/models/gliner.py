@@ -134,7 +134,7 @@ class GlinerHead:
         return states if self.projection is None else self.projection.of_tokens(states)
 
     def logits(self, words: Float, labels: Float) -> Float:
-        """[words, widest, labels] for the spans that begin at each word, by their number of words less one.
+        """[words, widest (at most words), labels] for the spans that begin at each word, by their words less one.
 
         `words` [words, width] and `labels` [labels, width] are projected. Spans over the end have -inf.
         """
@@ -153,8 +153,9 @@ class GlinerHead:
         if len(self.out) == 2:
             weights = prompts @ self.out[1].weight
             shift = shift if self.out[1].bias is None else prompts @ self.out[1].bias
-        result = np.full((len(words), self.widest, len(labels)), -np.inf, np.float32)
-        for more in range(min(self.widest, len(words))):
+        widest = min(self.widest, len(words))
+        result = np.full((len(words), widest, len(labels)), -np.inf, np.float32)
+        for more in range(widest):
             spans = begins[: len(words) - more] + ends[more:]
             if len(self.out) == 2:
                 spans = _relu(spans)

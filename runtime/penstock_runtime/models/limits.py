@@ -76,6 +76,9 @@ _LOAD = frozenset({
 })  # fmt: skip
 """Load options of a tokenizer that may change the tokens; harmless if tokenizer_config.json has the same value."""
 
+_FETCHING = frozenset({"cache_dir", "local_files_only", "revision", "subfolder", "token", "trust_remote_code"})
+"""Options that change where files are read, not what is computed."""
+
 _SINGLE_TEXT_TASK = "feature-extraction"
 _SINGLE_TEXT_TASKS = (_SINGLE_TEXT_TASK, "fill-mask")
 _OUTPUTS = ("last_hidden_state", "logits")
@@ -99,6 +102,9 @@ def text_limit(path: Path, values: Mapping[str, Any]) -> int | None:
     for key in sorted(_LOAD & loaded.keys()):
         if key not in own or own[key] != loaded[key]:
             raise _unsupported(path, f"processor_kwargs has {key}: {loaded[key]!r}")
+    for key in ("config_kwargs", "config_args"):
+        if unknown := sorted(_table(path, values, key).keys() - _FETCHING):
+            raise _unsupported(path, f"{key} has {unknown[0]}: {values[key][unknown[0]]!r}")
     text = _table(path, _table(path, values, "modality_config"), "text")
     name = text.get("method_output_name", _OUTPUTS[0])
     if name not in _OUTPUTS and name not in [[output] for output in _OUTPUTS]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -145,8 +145,10 @@ _INTEGERS: Mapping[str, np.dtype[Any]] = {
 def read_array(folder: Path, info: TensorInfo, name: str) -> NDArray[Any]:
     """A tensor of whole numbers as it is; others as `read_float32`."""
     stored = _INTEGERS.get(info.dtype)
-    if stored is None or info.parameters == 0:
+    if stored is None:
         return read_float32(folder, info, name)
+    if info.parameters == 0:
+        return np.zeros(info.shape, stored)
     with open_within(folder, info.file) as file:
         raw = np.memmap(file, dtype=stored, mode="r", offset=info.start, shape=(info.parameters,))
     array: NDArray[Any] = raw.view(np.ndarray).reshape(info.shape)
@@ -175,20 +177,35 @@ def read_float32(folder: Path, info: TensorInfo, name: str) -> Float:
 
 def written(tensors: Mapping[str, Float]) -> bytes:
     """A safetensors file with these tensors."""
-    return b"".join(pieces(tensors))
+    header = _header({name: tensor.shape for name, tensor in tensors.items()})
+    return b"".join([header, *(np.ascontiguousarray(tensor, "<f4").tobytes() for tensor in tensors.values())])
 
 
-def pieces(tensors: Mapping[str, Float]) -> Iterator[bytes]:
-    """The same file in pieces, for large models: the header, then one tensor at a time."""
-    header: dict[str, Any] = {}
+Pieces = tuple[tuple[int, ...], Callable[[], Iterable[Float]]]
+"""A tensor that is made while it is written: its shape, and what gives its values one after the other."""
+
+
+def write_pieces(path: Path, tensors: Mapping[str, Pieces]) -> None:
+    """Write a file piece by piece, for tensors that do not fit into memory together."""
+    with path.open("wb") as file:
+        file.write(_header({name: shape for name, (shape, _) in tensors.items()}))
+        for _, values in tensors.values():
+            for piece in values():
+                file.write(np.ascontiguousarray(piece, "<f4").data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+    """Of a file with tensors in float32."""
+    entries: dict[str, Any] = {}
     end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + 4 * tensor.size
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    yield len(text).to_bytes(8, "little") + text
-    for tensor in tensors.values():
-        yield np.ascontiguousarray(tensor, "<f4").tobytes()
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * math.prod(shape)
+        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)  # tensors are aligned, as the format advises
+    return len(text).to_bytes(8, "little") + text
 
 
 def _check_spans(path: Path, spans: list[tuple[int, int, str]], available: int) -> None:

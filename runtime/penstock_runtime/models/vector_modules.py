@@ -170,13 +170,13 @@ def read_dense(path: Path, folder: str, *, of_tokens: bool = False) -> DenseModu
                 else "Use a model whose Dense modules follow the pooling",
             )
     before, after = _number(origin, values, "in_features"), _number(origin, values, "out_features")
-    residual = None
+    weight, residual = module.take("linear.weight", after, before), None  # its size is checked before others are made
     if values.get("use_residual") is True:
         residual = np.eye(after, dtype=np.float32) if before == after else module.take("residual.weight", after, before)
     bias = module.take("linear.bias", after) if values.get("bias", True) else None
     plain = of_tokens and values.get("activation_function") is None
     activation = _ACTIVATIONS["Identity"] if plain else _activation(origin, values)
-    return DenseModule(module.take("linear.weight", after, before), bias, activation, residual)
+    return DenseModule(weight, bias, activation, residual)
 
 
 @dataclass(frozen=True)

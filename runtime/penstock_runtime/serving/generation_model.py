@@ -14,6 +14,7 @@ import numpy as np
 from penstock.errors import ArtefactError, CorruptModel
 from penstock.manifest import BatchInvariance, Manifest
 from penstock.recipe import EngineName, Plan
+from penstock.tasks import TaskName
 from penstock_runtime.engines.base import BLOCK_SIZE, StepEngine
 from penstock_runtime.engines.load import block_bytes, load_step_engine, pool_blocks
 from penstock_runtime.generation.grammar import Grammars
@@ -29,6 +30,8 @@ from penstock_runtime.tokens.backend import component
 if TYPE_CHECKING:
     from penstock_runtime.generation.templates import ChatTemplate
 
+CHARACTERS_PER_TOKEN = 16
+"""Of a long prompt, this much is tokenised first, for each token that it may have: most texts have some 4.5."""
 GENERATION_CONFIG = "generation_config.json"
 WARM_UP_TOKENS = 32
 WARM_UP_ROWS = 8
@@ -36,7 +39,7 @@ SAMPLING_DEFAULTS = (
     "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop_strings",
     "min_new_tokens",
 )  # fmt: skip
-"""Fields of generation_config.json that are defaults of requests."""
+"""Fields of the model's files that are defaults of requests."""
 
 
 @dataclass(eq=False)
@@ -78,11 +81,20 @@ class GenerationModel:
         """The text of tokens, without special tokens."""
         return str(self.tokenizer.backend.decode(list(tokens), skip_special_tokens=True))
 
-    def encode_prompt(self, text: str, *, with_special_tokens: bool) -> list[int]:
+    def encode_prompt(self, text: str, *, with_special_tokens: bool, most: int) -> list[int]:
         """The tokens of a prompt. Special tokens in the text count as such: chat templates write them.
 
         `with_special_tokens`: those that the tokenizer adds to every text, such as the token of its beginning.
+        `most`: more than this number of tokens may not be used; of much longer texts one more is given.
         """
+        first = most * CHARACTERS_PER_TOKEN
+        if first < len(text):
+            ids = self._encoded(text[:first], with_special_tokens=with_special_tokens)
+            if len(ids) > 2 * most:  # the rest of the text may join the last of them
+                return ids[: most + 1]
+        return self._encoded(text, with_special_tokens=with_special_tokens)
+
+    def _encoded(self, text: str, *, with_special_tokens: bool) -> list[int]:
         # Unlike `encode`, it lets other threads run meanwhile.
         (encoding,) = self.tokenizer.backend.encode_batch_fast([text], add_special_tokens=with_special_tokens)
         ids: list[int] = encoding.ids
@@ -107,8 +119,18 @@ def read_generation_model(path: Path, engine: StepEngine) -> GenerationModel:
         tokenizer,
         read_template(path, settings),
         _end_tokens(tokenizer, generation, config, special_tokens(settings)),
-        {name: generation[name] for name in SAMPLING_DEFAULTS if generation.get(name) is not None},
+        _defaults(path, generation, config),
     )
+
+
+def _defaults(path: Path, generation: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of requests, as transformers finds them: in config.json if there is no other file, and in its settings of the
+    pipeline, which come before both (GPT-2)."""
+    stated = generation if (path / GENERATION_CONFIG).is_file() else config
+    tasks = config.get("task_specific_params")
+    own = tasks.get(TaskName.TEXT_GENERATION) if isinstance(tasks, Mapping) else None
+    found = {**stated, **(own if isinstance(own, Mapping) else {})}
+    return {name: found[name] for name in SAMPLING_DEFAULTS if found.get(name) is not None}
 
 
 def open_generation_engine(
@@ -186,7 +208,7 @@ def load_generation_artefact(
         engine.close()
         raise
     model.plan, model.manifest = plan, manifest
-    model.findings = (*findings, *model.tokenizer.findings, *ignored_settings(folder))
+    model.findings = (*findings, *model.tokenizer.findings, *ignored_settings(folder, generates=True))
     recipe, company, compared = plan.recipe, _same_in_company(manifest, plan), _invariance(manifest, plan)
     # The native engine computes each row on its own, and the guard has found no difference.
     model.facts = {

@@ -176,8 +176,9 @@ class Generator:
             raise PromptTooLong(f"{name} has no tokens", field=path, remedy="Send a prompt with at least one token")
         if room < max(1, max_tokens):
             wanted = f" and {max_tokens} tokens to generate" if max_tokens else ""
+            count = f"more than {self.longest}" if prompt == self.longest + 1 else prompt  # as `encode_prompt` counts
             raise PromptTooLong(
-                f"{name} has {prompt} tokens{wanted}; prompt and continuation may have {self.longest} together",
+                f"{name} has {count} tokens{wanted}; prompt and continuation may have {self.longest} together",
                 field=path,
                 remedy="Shorten the prompt, or generate fewer tokens",
             )
@@ -234,9 +235,9 @@ class Generator:
     async def tokens(self, prompts: Sequence[Prompt | Conversation], client: str = "") -> list[list[int]]:
         """The tokens of prompts. Overloaded if too many wait, also before the texts are tokenised; InvalidInput if the
         model's template refuses one."""
-        model = self.model
+        model, longest = self.model, self.longest
         about = sum(
-            about_tokens(one.messages if isinstance(one, Conversation) else one.text, self.longest) for one in prompts
+            about_tokens(one.messages if isinstance(one, Conversation) else one.text, longest) for one in prompts
         )
         rate = self._served.loop.state.prompt_tokens_per_second
         self._admission.check(client, Waiting(*self.queue_depth()), rate, tokens=max(1, about))
@@ -248,7 +249,9 @@ class Generator:
         ]
 
         def work() -> list[list[int]]:
-            return [model.encode_prompt(prompt.text, with_special_tokens=prompt.special) for prompt in texts]
+            return [
+                model.encode_prompt(prompt.text, with_special_tokens=prompt.special, most=longest) for prompt in texts
+            ]
 
         return await self._tokenizer_thread.run(work, sum(len(prompt.text) for prompt in texts), client)
 

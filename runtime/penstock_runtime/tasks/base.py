@@ -32,6 +32,9 @@ class RequestLimits:
     rows: int = 1024
     """Token sequences that one request may become: windows of long texts, labels times texts."""
 
+    tokens: int = 131_072
+    """Tokens of all these sequences: what a full queue may hold."""
+
     answer_bytes: int = 67_108_864
     """Size of the answer as JSON, as far as it follows from the request: a short one may lead to gigabytes."""
 

@@ -118,6 +118,8 @@ def _is_searched(content: str) -> bool:
 CHARACTERS_PER_TOKEN = 12
 """Characters of a long text to tokenise first, for each token: English has some 4.5, CJK 1, source code 3."""
 
+LARGE_LOOK = 200_000
+"""Characters."""
 GROWTH = 4
 """The factor by which that part grows if it was not sufficient."""
 
@@ -302,7 +304,8 @@ class Tokenizer:
         return ids
 
     def _first_look(self, limit: int) -> int:
-        return limit * CHARACTERS_PER_TOKEN + self._longest_added
+        # Of many tokens a smaller part: each character may be a token, which takes 300 bytes.
+        return min(limit * CHARACTERS_PER_TOKEN, max(2 * limit, LARGE_LOOK)) + self._longest_added
 
     def _end(self, text: str, limit: int, side: Side, *, offsets: bool) -> Pieces:
         """At least `limit` + 1 tokens of one end of a long text, or all tokens if that takes as long.
@@ -311,18 +314,25 @@ class Tokenizer:
         """
         size = self._first_look(limit)
         while size * GROWTH < len(text):
-            part = text[:size] if side is Side.RIGHT else text[-size:]
-            pieces = self._encode([part], offsets=True)[0]
-            start, stop = self._sure(pieces, size, side)
-            if stop - start > limit:
-                sure = pieces.part(start, stop)
-                if not offsets:
-                    return Pieces(ids=sure.ids, complete=False)
-                shift = 0 if side is Side.RIGHT else len(text) - size
-                moved = [(first + shift, last + shift) for first, last in sure.offsets or ()]
-                return Pieces(ids=sure.ids, offsets=moved, words=sure.words, complete=False)
+            found = self._part(text, size, limit, side, offsets=offsets)
+            if found is not None:
+                return found
             size *= GROWTH
         return self._encode([text], offsets=offsets)[0]
+
+    def _part(self, text: str, size: int, limit: int, side: Side, *, offsets: bool) -> Pieces | None:
+        """The tokens of `size` characters at the end of a text; None if these are not over `limit`."""
+        part = text[:size] if side is Side.RIGHT else text[-size:]
+        pieces = self._encode([part], offsets=True)[0]
+        start, stop = self._sure(pieces, size, side)
+        if stop - start <= limit:
+            return None
+        sure = pieces.part(start, stop)
+        if not offsets:
+            return Pieces(ids=sure.ids, complete=False)
+        shift = 0 if side is Side.RIGHT else len(text) - size
+        moved = [(first + shift, last + shift) for first, last in sure.offsets or ()]
+        return Pieces(ids=sure.ids, offsets=moved, words=sure.words, complete=False)
 
     def _sure(self, pieces: Pieces, size: int, side: Side) -> tuple[int, int]:
         """The range of tokens that the text after the cut cannot change: at a safe distance in words and characters.

@@ -70,7 +70,10 @@ def classes(nodeless: Cluster) -> Iterator[Cluster]:
     }
     nodeless.kubectl.apply(*objects, node)
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
-    status = {"conditions": [ready], "allocatable": {"cpu": "4", "memory": "8Gi", "pods": "10"}}
+    status = {
+        "conditions": [ready],
+        "allocatable": {"cpu": "4", "memory": "8Gi", "ephemeral-storage": "40Gi", "pods": "10"},
+    }
     nodeless.kubectl("patch", "node", NODE, "--subresource=status", "-p", json.dumps({"status": status}))
     yield nodeless
     nodeless.kubectl("delete", "node", NODE)

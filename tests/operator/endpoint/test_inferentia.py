@@ -95,7 +95,7 @@ def test_a_compile_job_without_a_node_names_its_own_settings() -> None:
     kube.nodes = [
         {
             "metadata": {"name": "small", "labels": {"kubernetes.io/arch": "amd64"}},
-            "status": {"allocatable": {"cpu": "4", "memory": "64Gi", "pods": "10"}},
+            "status": {"allocatable": {"cpu": "4", "memory": "64Gi", "ephemeral-storage": "40Gi", "pods": "10"}},
         }
     ]
     kube.reconcile()

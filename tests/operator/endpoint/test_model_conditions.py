@@ -237,7 +237,7 @@ def test_the_condition_of_a_job_without_a_node_names_what_is_missing() -> None:
         {
             "metadata": {"name": "node-1", "labels": {}},
             "spec": {},
-            "status": {"allocatable": {"cpu": "4", "memory": "16Gi", "pods": "110"}},
+            "status": {"allocatable": {"cpu": "4", "memory": "16Gi", "ephemeral-storage": "40Gi", "pods": "110"}},
         }
     ]
     kube.reconcile()
@@ -247,6 +247,27 @@ def test_the_condition_of_a_job_without_a_node_names_what_is_missing() -> None:
     assert (status, reason) == ("False", "NoNodeForClass")
     assert "penstock.dev/class" in message
     assert made.status["reason"] == "NoNodeForClass"
+
+
+def test_nodes_with_too_little_disk_are_the_reason_for_a_job_and_for_a_serving_pod() -> None:
+    kube = Kube()
+    labels = {"penstock.dev/class": "icelake", "kubernetes.io/arch": "amd64"}
+    room = {"cpu": "64", "memory": "64Gi", "ephemeral-storage": "500Mi", "pods": "110"}
+    kube.nodes = [{"metadata": {"name": "node-1", "labels": labels}, "status": {"allocatable": room}}]
+    waits = unscheduled("0/1 nodes are available: 1 Insufficient ephemeral-storage.")
+    kube.reconcile()
+    kube.job_pod(**waits)
+    status, reason, message = condition(kube.reconcile(), "Optimized")
+    assert (status, reason) == ("False", "NoNodeForClass")
+    assert "8 GiB of disk are wanted, and the largest has 500 MiB of disk (node-1)" in message
+    assert "Lower jobs.disk of the chart" in message
+
+    kube.optimised()
+    kube.deployment_status(updated=1, available=0, replicas=1)
+    kube.pod_of("emotion-0", **waits)
+    message = condition(kube.reconcile(), "Available")[2]
+    assert "1.029 GiB of disk are wanted, and the largest has 500 MiB of disk (node-1)" in message
+    assert "Lower jobs.servingDisk of the chart" in message
 
 
 def test_the_condition_of_a_job_that_waits_for_a_busy_node_has_the_schedulers_message() -> None:

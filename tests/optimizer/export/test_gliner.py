@@ -82,6 +82,18 @@ def test_the_other_engine_gives_the_same(tmp_path: Path) -> None:
     other.engine.close()
 
 
+def test_the_widest_entity_that_the_files_state_does_not_decide_how_much_is_computed(tmp_path: Path) -> None:
+    path = write_gliner(tmp_path / "model", "deberta")
+    file = path / "gliner_config.json"
+    answers = []
+    for widest in (100, 10**9):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "max_width": widest}))
+        asked = Asked(ModelFolder.open(path), tmp_path / "out")
+        answers.append(asked(list(TEXTS), threshold=THRESHOLD))
+        asked.engine.close()
+    assert answers[0] == answers[1]
+
+
 def test_an_artefact_has_the_head(tmp_path: Path) -> None:
     path = write_gliner(tmp_path / "model", "deberta")
     folder = ModelFolder.open(path)

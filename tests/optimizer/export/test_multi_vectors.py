@@ -195,6 +195,15 @@ def test_without_expansion_and_without_a_skip_list(tmp_path: Path) -> None:
         close(ask(TEXTS[0])[0], expected(path, TEXTS[0], "[D] ", 20, linear, query=False, skipped=()))
 
 
+def test_queries_are_filled_up_to_no_more_tokens_than_a_row_may_have(tmp_path: Path) -> None:
+    path = build(BERT, Head.ENCODER, tmp_path / "model").path
+    with_pylate(path, query_length=10**9)
+    longest = ModelFolder.open(path).max_tokens
+
+    with asking(path, tmp_path / "out") as ask:
+        assert len(ask(TEXTS[0], prompt_name="query")[0]) == longest
+
+
 @pytest.mark.parametrize(("words", "kept"), [((",", "☃"), False), ((",",), True)])
 def test_a_skipped_word_that_is_no_token_skips_unknown_tokens(
     words: tuple[str, ...], kept: bool, tmp_path: Path

@@ -319,6 +319,8 @@ class TestSentenceModules:
             ),
             ({"processor_kwargs": {"do_lower_case": True}}, "do_lower_case: True"),
             ({"tokenizer_args": {"cls_token": "[X]"}}, r"cls_token: '\[X\]'"),
+            ({"config_args": {"hidden_act": "relu"}}, "hidden_act: 'relu'"),
+            ({"config_kwargs": {"trust_remote_code": True, "num_hidden_layers": 3}}, "num_hidden_layers: 3"),
             ({"modality_config": {"text": {"method_output_name": ["hidden_states", 1]}}}, "hidden_states"),
             ({"modality_config": {"text": {"method_output_name": "pooler_output"}}}, "pooler_output"),
         ],

@@ -195,7 +195,7 @@ def test_a_prompt_is_refused_before_it_is_tokenised_where_the_queue_has_no_room_
         waiting = generator.generate([PROMPT * 2], [replace(job(), client="heavy")])
         tokenised: list[str] = []
 
-        def encode(text: str, *, with_special_tokens: bool) -> list[int]:
+        def encode(text: str, *, with_special_tokens: bool, **_: int) -> list[int]:
             tokenised.append(text)
             return [int(with_special_tokens)]
 
@@ -271,13 +271,33 @@ def test_requests_in_the_pipelines_format_share_prompts_of_one_tenant_only(tmp_p
     run(test)
 
 
+@pytest.mark.parametrize("text", ["ab " * 60, "ab " * 100_000, "." * 100_000, "a" * 500 + " b" * 40], ids=len)
+def test_of_a_prompt_that_is_far_too_long_a_part_is_tokenised(text: str, tmp_path: Path) -> None:
+    model = small_generation_model(tmp_path)
+    whole = model.encode_prompt(text, with_special_tokens=False, most=10**6)
+    for most in (8, 64, 400, 2000):
+        found = model.encode_prompt(text, with_special_tokens=False, most=most)
+        assert found == (whole if len(found) != most + 1 else whole[: most + 1])
+        assert (len(found) > most) == (len(whole) > most)
+
+
+def test_a_prompt_that_is_far_too_long_is_refused_with_the_limit(tmp_path: Path) -> None:
+    async def test() -> None:
+        generator = Generator(small_generation_model(tmp_path))
+        with pytest.raises(PromptTooLong, match="the prompt has more than 512 tokens and 4 tokens to generate"):
+            await generator.predict("a b " * 100_000, {"max_new_tokens": 4})
+        await generator.drain()
+
+    run(test)
+
+
 def test_other_threads_run_while_a_long_prompt_is_tokenised(tmp_path: Path) -> None:
     model = small_generation_model(tmp_path)
     text, times = "a long prompt " * 100_000, []
 
     def encode() -> None:
         times.append(perf_counter())
-        model.encode_prompt(text, with_special_tokens=False)
+        model.encode_prompt(text, with_special_tokens=False, most=10**6)
         times.append(perf_counter())
 
     thread = threading.Thread(target=encode)
@@ -299,9 +319,9 @@ def test_many_prompts_of_a_request_are_tokenised_as_a_long_one(
         model = small_generation_model(tmp_path)
         encode, threads = model.encode_prompt, set()
 
-        def watched(text: str, *, with_special_tokens: bool) -> list[int]:
+        def watched(text: str, **given: Any) -> list[int]:
             threads.add(threading.get_ident())
-            return encode(text, with_special_tokens=with_special_tokens)
+            return encode(text, **given)
 
         monkeypatch.setattr(model, "encode_prompt", watched)
         generator = Generator(model)
@@ -355,6 +375,31 @@ def test_an_end_token_is_read_where_transformers_reads_it(tmp_path: Path) -> Non
     assert read_generation_model(folder, small_engine()).end_tokens == {10, 257}
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 11}))
     assert read_generation_model(folder, small_engine()).end_tokens == {11, 257}
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        ({"temperature": 0.5, "top_k": None}, None, {"temperature": 0.5}),
+        ({"temperature": 0.5}, {}, {}),
+        (
+            {"task_specific_params": {"text-generation": {"do_sample": True, "temperature": 0.5}}},
+            {"temperature": 0.25, "top_k": 3},
+            {"do_sample": True, "temperature": 0.5, "top_k": 3},
+        ),
+        ({"task_specific_params": {"summarization": {"temperature": 0.5}}}, {"top_k": 3}, {"top_k": 3}),
+        ({"task_specific_params": [1]}, None, {}),
+    ],
+)
+def test_defaults_are_found_where_transformers_finds_them(
+    config: dict[str, Any], generation: dict[str, Any] | None, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write_generation_folder(tmp_path)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 258, **config}))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert read_generation_model(folder, small_engine()).defaults == expected
 
 
 def test_an_answer_ends_as_the_models_files_say(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ TESTS = {
     ("config.json", "max_position_embeddings"): f"{PARITY}::test_the_longest_sequence_runs_and_one_token_more_does_not",
     ("config.json", "eos_token_id"): f"{GENERATOR}::test_an_end_token_is_read_where_transformers_reads_it",
     ("config.json", "auto_map"): f"{FOLDER}::test_code_of_the_models_own_is_refused",
+    ("config.json", "task_specific_params"): f"{GENERATOR}::test_defaults_are_found_where_transformers_finds_them",
     ("generation_config.json", "eos_token_id"): f"{GENERATOR}::test_an_end_token_is_read_where_transformers_reads_it",
     ("generation_config.json", "do_sample"): f"{GENERATOR}::test_the_defaults_of_the_models_files_apply",
     ("generation_config.json", "stop_strings"): f"{GENERATOR}::test_an_answer_ends_as_the_models_files_say",
@@ -38,6 +39,7 @@ TESTS = {
     ): f"{SPECIALS}::test_classes_of_decoders_add_the_first_and_last_token_that_they_state",
     ("tokenizer_config.json", "do_lower_case"): f"{TOKENIZER}::test_case_is_as_tokenizer_config_has_it",
     ("tokenizer_config.json", "model_max_length"): f"{FOLDER}::test_is_the_lowest_limit_that_holds",
+    ("tokenizer_config.json", "clean_up_tokenization_spaces"): f"{TOKENIZER}::test_decoding_is_that_of_transformers",
     (
         "modules.json",
         "Pooling",
@@ -45,6 +47,7 @@ TESTS = {
     ("modules.json", "type"): f"{FOLDER}::test_a_module_that_is_not_served_is_named",
     ("sentence_bert_config.json", "max_seq_length"): LENGTHS,
     ("sentence_bert_config.json", "processing_kwargs"): f"{FOLDER}::test_a_setting_that_makes_other_tokens_is_named",
+    ("sentence_bert_config.json", "config_kwargs"): f"{FOLDER}::test_a_setting_that_makes_other_tokens_is_named",
     ("config_sentence_transformers.json", "prompts"): f"{FOLDER}::test_prompts_and_lower_case_are_read",
     ("config_sentence_transformers.json", "truncate_dim"): "tests/runtime/tasks/embeddings/test_feature_extraction.py"
     "::test_vectors_are_truncated_if_the_models_files_state_it",
@@ -62,13 +65,22 @@ def test_each_row_has_a_test() -> None:
         assert f"def {name}(" in (ROOT / file).read_text(), test
 
 
-@pytest.mark.parametrize("setting", IGNORED, ids=lambda one: one.fields[0])
+@pytest.mark.parametrize("setting", IGNORED, ids=lambda one: f"{one.file}-{one.fields[0]}")
 def test_an_ignored_setting_is_named_if_it_would_change_an_answer(setting: ModelSetting, tmp_path: Path) -> None:
     (field,) = setting.fields
-    assert ignored_settings(tmp_path) == ()
+    assert ignored_settings(tmp_path, generates=True) == ()
     for value in (None, [], {}, *setting.harmless):
         (tmp_path / setting.file).write_text(json.dumps({field: value}))
-        assert ignored_settings(tmp_path) == ()
-    (tmp_path / setting.file).write_text(json.dumps({field: 7}))
-    (sentence,) = ignored_settings(tmp_path)
+        assert ignored_settings(tmp_path, generates=True) == ()
+    value = {"use_cache": 7} if field.startswith("model_") else 7
+    (tmp_path / setting.file).write_text(json.dumps({field: value}))
+    (sentence,) = ignored_settings(tmp_path, generates=True)
     assert sentence.startswith(f"{setting.file} has {field}, which is ignored")
+
+
+def test_settings_that_are_followed_or_change_no_answer_are_not_named(tmp_path: Path) -> None:
+    followed = {"default_task": "separation", "torch_dtype": "float16", "trust_remote_code": True}
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"model_args": followed}))
+    # Only generated texts ignore it.
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"clean_up_tokenization_spaces": True}))
+    assert ignored_settings(tmp_path) == ()

@@ -244,7 +244,7 @@ def build(family: Family, head: Head, path: Path, *, labels: tuple[str, ...] = N
     options: dict[str, Any] = family.sizes | config
     if head in {Head.SEQUENCE, Head.TOKEN}:
         options["id2label"] = dict(enumerate(labels))
-        options["label2id"] = {label: index for index, label in enumerate(labels)}
+        options["label2id"] = {str(label): index for index, label in enumerate(labels)}
     configuration = getattr(transformers, f"{family.prefix}Config")(
         vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **options
     )

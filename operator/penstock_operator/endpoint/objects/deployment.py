@@ -19,6 +19,7 @@ from penstock_operator.endpoint.pods.template import (
     environment,
     pod_spec,
     resources,
+    runtime_disk,
     runtime_memory,
     scratch,
     store_access,
@@ -121,8 +122,7 @@ def template(
     if serving.optimized_model:
         labels[OPTIMIZED_MODEL] = serving.optimized_model
     store = artefact_access(serving, endpoint.namespace, settings)
-    size = serving.artefact.bytes if serving.artefact is not None else None
-    disk = settings.runtime_disk + (size or 0)
+    disk = runtime_disk(serving.artefact, settings)
     cache_volume, cache_mount = scratch("cache", CACHE, disk)
     tmp_volume, tmp_mount = scratch("tmp", TMP, disk)
     key_volumes, key_mounts = key_volume(endpoint)

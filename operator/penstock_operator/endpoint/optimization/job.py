@@ -14,7 +14,7 @@ from penstock.resources.optimized_model import OptimizedModelSpec
 from penstock_operator.endpoint.optimization.model import OptimizationState
 from penstock_operator.endpoint.pods.credentials import secret_variables
 from penstock_operator.endpoint.pods.network import identity_variables, network_policy, reaches_metadata
-from penstock_operator.endpoint.pods.placement import PodRequirements
+from penstock_operator.endpoint.pods.placement import JOB_DISK, PodRequirements
 from penstock_operator.endpoint.pods.template import (
     PYTHON,
     TMP,
@@ -54,6 +54,8 @@ class JobHost:
     cores: int
     pod: Pod
     memory_bytes: int
+    disk_bytes: int
+    """Of its scratch volumes, at most."""
     seconds: float
     """From its start to its end."""
     compiles: bool = False
@@ -71,22 +73,28 @@ class JobHost:
         budget = spec.optimization.seconds(compiles=hardware.neuron is not None)
         if hardware.neuron is None:
             memory = job_memory(pod, settings.job_memory, factor=factor)
-            return cls(hardware, spec.cores, pod, memory, budget + settings.job_overtime_seconds)
+            return cls(hardware, spec.cores, pod, memory, settings.job_disk, budget + settings.job_overtime_seconds)
         return cls(
             hardware.compile_host,
             settings.neuron.compile_cpus,
             pod.model_copy(update={"node_selector": {}}),
             job_memory(pod, settings.neuron.compile_memory, factor=factor),
+            settings.job_disk,
             budget + settings.neuron.compile_seconds,
             compiles=True,
         )
 
     def requirements(self, class_name: str) -> PodRequirements:
         """The requirements of the pod on its node. SpecError where devices are not whole."""
-        return replace(
-            PodRequirements.of(class_name, self.hardware, self.pod, cores=self.cores, memory_bytes=self.memory_bytes),
-            compiles=self.compiles,
+        needs = PodRequirements.of(
+            class_name,
+            self.hardware,
+            self.pod,
+            cores=self.cores,
+            memory_bytes=self.memory_bytes,
+            disk_bytes=self.disk_bytes,
         )
+        return replace(needs, compiles=self.compiles, disk_setting=JOB_DISK)
 
 
 def job_policy(
@@ -158,7 +166,7 @@ def _pod(
     store = store_access(settings, settings.store_of(endpoint.namespace), writes=True)
     spec_volume: Json = {"name": "spec", "projected": {"sources": _inputs(spec)}}
     spec_mount: Json = {"name": "spec", "mountPath": SPEC_FOLDER, "readOnly": True}
-    disk = settings.job_disk
+    disk = host.disk_bytes
     work_volume, work_mount = scratch("work", WORK, disk)
     tmp_volume, tmp_mount = scratch("tmp", TMP, disk)
     volumes, mounts, model_values = _source_volumes(spec.sources.values(), settings)

@@ -28,8 +28,10 @@ from penstock.resources.hardware_class import (
 )
 from penstock.resources.processors import NEURON_RESOURCES
 from penstock.resources.shipped_classes import ARCHITECTURE, INSTANCE_TYPE, fulfilled
+from penstock_operator.endpoint.pods.template import DISK, requested_disk
 from penstock_operator.facts.names import Json
 
+SERVING_DISK, JOB_DISK = "jobs.servingDisk", "jobs.disk"
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _PREFERENCE_ONLY = TaintEffect.PREFER_NO_SCHEDULE.value
 
@@ -95,6 +97,8 @@ class PodRequirements:
     requests: Mapping[str, Fraction] = field(default_factory=dict)
     compiles: bool = False
     """It is a job that compiles for the class, on nodes without devices."""
+    disk_setting: str = SERVING_DISK
+    """The value of the chart that the request of disk comes from."""
 
     @property
     def whose(self) -> str:
@@ -102,8 +106,20 @@ class PodRequirements:
         return f"{'compile jobs of ' if self.compiles else ''}hardwareClass {self.hardware_class}"
 
     @classmethod
-    def of(cls, name: str, hardware: HardwareClassSpec, pod: Pod, *, cores: int, memory_bytes: int = 0) -> Self:
-        """The requirements of an endpoint's pod on this class; SpecError when the Neuron devices would not be whole."""
+    def of(
+        cls,
+        name: str,
+        hardware: HardwareClassSpec,
+        pod: Pod,
+        *,
+        cores: int,
+        memory_bytes: int = 0,
+        disk_bytes: int = 0,
+    ) -> Self:
+        """The requirements of an endpoint's pod on this class; SpecError when the Neuron devices would not be whole.
+
+        `disk_bytes`: the limit of its scratch volumes.
+        """
         requests = {resource: Fraction(amount) for resource, amount in hardware.requests(cores).items()}
         architecture = {} if hardware.architecture is None else {ARCHITECTURE: hardware.architecture.value}
         return cls(
@@ -111,7 +127,7 @@ class PodRequirements:
             terms=hardware.node_selector_terms,
             labels={**architecture, **pod.node_selector},
             tolerations=(*hardware.tolerations, *pod.tolerations),
-            requests={**requests, "memory": Fraction(memory_bytes)},
+            requests={**requests, "memory": Fraction(memory_bytes), DISK: Fraction(requested_disk(disk_bytes))},
         )
 
 
@@ -310,8 +326,9 @@ def _scarcity(needs: PodRequirements, best: NodeMismatch, misses: Sequence[NodeM
     most = max((miss for miss in misses if miss.stage == best.stage and miss.detail == resource), key=_has)
     amount = f"{_amount_text(max(most.amount, Fraction(0)), resource)} ({most.node})"
     if best.stage == "too small":
-        lower = {"cpu": "spec.cores", "memory": "spec.pod.memory"}.get(resource, "spec.cores")
-        if needs.compiles:
+        disk = f"{needs.disk_setting} of the chart, of which pods request an eighth"
+        lower = {"cpu": "spec.cores", "memory": "spec.pod.memory", DISK: disk}.get(resource, "spec.cores")
+        if needs.compiles and resource != DISK:
             lower = {"cpu": "inferentia.compileCpus", "memory": "inferentia.compileMemory"}.get(resource, lower)
             lower += " of the chart"
         return (
@@ -411,7 +428,7 @@ def _plugin(resource: str) -> str:
 
 def _amount_text(amount: Fraction, resource: str) -> str:
     words = written(amount, resource)
-    unit: Mapping[str, str] = {"cpu": "CPUs", "memory": "of memory", "pods": "pods"}
+    unit: Mapping[str, str] = {"cpu": "CPUs", "memory": "of memory", "pods": "pods", DISK: "of disk"}
     return f"{words} {unit.get(resource, resource)}"
 
 

@@ -173,10 +173,20 @@ SMALL_DISK = 256 * MEBIBYTE
 
 
 def with_disk(resources: Json, disk_bytes: int) -> Json:
-    """Resources with a limit on the scratch volumes, `disk_bytes`, and the logs together. The request is an eighth: the
+    """Resources with a limit on the scratch volumes, `disk_bytes`, and the logs together. The request is smaller: the
     limit is for the worst, and the class of a pod's QoS does not depend on it."""
-    parts = {"requests": disk_bytes // 8, "limits": disk_bytes + LOGS}
+    parts = {"requests": requested_disk(disk_bytes), "limits": disk_bytes + LOGS}
     return {part: {**resources[part], DISK: quantity(size)} for part, size in parts.items()}
+
+
+def requested_disk(disk_bytes: int) -> int:
+    """Bytes that a pod requests of its node for scratch volumes of at most `disk_bytes`."""
+    return disk_bytes // 8
+
+
+def runtime_disk(artefact: ArtefactReference | None, settings: PlanSettings) -> int:
+    """Bytes of the scratch volumes of a serving pod."""
+    return settings.runtime_disk + (0 if artefact is None else artefact.bytes or 0)
 
 
 def scratch(name: str, path: str, size_bytes: int = SMALL_DISK) -> tuple[Json, Json]:

@@ -25,6 +25,7 @@ from penstock_optimizer.export.transformer import (
     Top,
     Transform,
 )
+from penstock_runtime.models.limits import LONGEST_ROW
 from penstock_runtime.rows import Float
 
 KEYS, QUERIES = "c2p", "p2c"
@@ -160,7 +161,7 @@ class DebertaV2(Family):
         return self._buckets or self._furthest
 
     def _distance_rows(self) -> NDArray[np.int64]:
-        positions = self.integer("max_position_embeddings")
+        positions = min(self.integer("max_position_embeddings"), LONGEST_ROW)
         if self._buckets and not 1 <= self._buckets // 2 < self._furthest - 1:
             raise NotBuildable(f"it has {self._buckets} distance buckets for {self._furthest} positions")
         distances = np.arange(-positions, positions + 1)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -80,6 +81,7 @@ DEFAULTS: Mapping[str, int] = {
     "max_position_embeddings": 512,
 }
 """BERT's, of the fields of config.json that every family has."""
+MOST_LAYERS = 1_000
 NARROW_WIDTH = 128
 """The default of `embedding_size`, in families with embeddings narrower than the hidden states."""
 
@@ -147,7 +149,8 @@ class Family:
 
     def integer(self, name: str) -> int:
         """One of the fields in `defaults`."""
-        return self.reader.integer(self.key(name), self.defaults[name])
+        most = MOST_LAYERS if name.endswith("layers") else math.inf
+        return self.reader.integer(self.key(name), self.defaults[name], most=most)
 
     @property
     def hidden(self) -> int:

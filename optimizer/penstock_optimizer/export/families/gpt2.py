@@ -51,6 +51,11 @@ class Gpt2(DecoderFamily):
         return self.reader.number("layer_norm_epsilon", 1e-5)
 
     @property
+    def heads(self) -> int:
+        """Number of heads, which share the hidden states evenly."""
+        return self.attention_heads
+
+    @property
     def key_heads(self) -> int:
         """Heads of keys and values: as many as of queries."""
         return self.heads
@@ -58,7 +63,7 @@ class Gpt2(DecoderFamily):
     @property
     def head_width(self) -> int:
         """Values of a head."""
-        return self.hidden // self.attention_heads
+        return self.hidden // self.heads
 
     @property
     def inner(self) -> int:

@@ -27,6 +27,7 @@ from penstock_optimizer.export.transformer import (
     TokenClassifier,
     Top,
 )
+from penstock_runtime.models.limits import LONGEST_ROW
 
 BUCKETS, FURTHEST = 32, 128
 """Defaults of `relative_attention_num_buckets` and `relative_attention_max_distance`."""
@@ -92,7 +93,8 @@ class T5(Family):
             raise NotBuildable(f"it has {buckets} distance buckets for {furthest} positions")
         name = f"encoder.block.{index}.layer.0.SelfAttention.relative_attention_bias"
         table = reader.body.table(name, buckets, self.integer("num_heads"))
-        rows = distance_buckets(np.arange(-furthest, furthest + 1), buckets, furthest)
+        reach = min(furthest, LONGEST_ROW)
+        rows = distance_buckets(np.arange(-reach, reach + 1), buckets, furthest)
         return DistanceBias(np.ascontiguousarray(table[rows].T))
 
     def _norm(self, name: str) -> RootMeanSquareNorm:

@@ -68,13 +68,14 @@ def fetch_model(
             folder = ObjectFetch(
                 source, open_source(source), cache, graph=graph, retries=retries, report=on_progress, check=check
             ).run()
+    check_bytes = partial(check_size, str(source), what="tensors as float32")
     if _is_gguf(folder):
         name, size = folder.name, folder.stat().st_size
         on_progress(FetchProgress(str(source), name, 0, size))
-        folder = gguf_folder.unpack(folder, cache, partial(check_size, str(source), what="tensors as float32"))
+        folder = gguf_folder.unpack(folder, cache, check_bytes)
         on_progress(FetchProgress(str(source), name, size, size))
     elif static_folder.is_static(folder):
-        folder = static_folder.unpack(folder, cache)
+        folder = static_folder.unpack(folder, cache, check_bytes)
     return ModelFolder.open(folder)
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from penstock_runtime.models.files import (
     write_once,
 )
 from penstock_runtime.models.limits import LONGEST_ROW
-from penstock_runtime.models.safetensors import SINGLE, TensorInfo, read_array, read_header, written
+from penstock_runtime.models.safetensors import SINGLE, TensorInfo, read_array, read_header, write_pieces
 from penstock_runtime.models.sentence import SETTINGS
 from penstock_runtime.rows import Float
 
@@ -39,6 +40,7 @@ IGNORED_TOKEN = "ignored_token"  # noqa: S105 - not a password
 MODEL2VEC, MODULE = "model2vec", "StaticEmbedding"
 MODEL2VEC_TOKENS = 512
 """Longest text of Model2Vec without `max_length`; sentence-transformers has no limit."""
+PIECE_BYTES = 16 * 2**20
 TOKENIZER = "tokenizer.json"
 
 
@@ -51,13 +53,48 @@ def is_static(path: Path) -> bool:
     return is_module or read_optional(path, "config.json").get("model_type") == MODEL2VEC
 
 
-def unpack(path: Path, cache: Path) -> Path:
-    """The folder of the model, written now or before. CorruptModel names what is missing or does not fit."""
+def unpack(path: Path, cache: Path, check_size: Callable[[int], None] = lambda _: None) -> Path:
+    """The folder of the model, written now or before. CorruptModel names what is missing or does not fit.
+
+    `check_size` is called with the bytes of the table before it is written, and raises if they are too many: with a
+    mapping, a file of a few bytes for each token has a table of a whole vector for each.
+    """
     source = _Source.read(path)
     target = cache / MODEL_TYPE / source.digest()[:32]
     if target.is_dir():
         return target
-    return write_once(target, source.write)
+    table = source.table()
+    check_size(4 * table.rows * table.width)
+    return write_once(target, partial(source.write, table=table))
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """The vectors of all tokens, as they are stored."""
+
+    vectors: NDArray[Any]
+    mapping: NDArray[Any] | None
+    """The row of `vectors` of each token."""
+    weights: NDArray[Any] | None
+    """Of each token."""
+
+    @property
+    def rows(self) -> int:
+        """The number of tokens."""
+        return len(self.vectors if self.mapping is None else self.mapping)
+
+    @property
+    def width(self) -> int:
+        """The numbers of a vector."""
+        return int(self.vectors.shape[1])
+
+    def pieces(self) -> Iterator[Float]:
+        """In float32, some megabytes at a time."""
+        step = max(1, PIECE_BYTES // (4 * self.width or 1))
+        for start in range(0, self.rows, step):
+            some = slice(start, start + step)
+            piece = self.vectors[some if self.mapping is None else self.mapping[some]].astype(np.float32)
+            yield piece if self.weights is None else piece * self.weights[some].astype(np.float32)[:, None]
 
 
 @dataclass(frozen=True)
@@ -102,29 +139,28 @@ class _Source:
                 whole.update(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
         return whole.hexdigest()
 
-    def write(self, draft: Path) -> None:
+    def write(self, draft: Path, table: _Table) -> None:
         """Write the folder."""
         tokenizer = read_object(self.path, f"{self.folder}/{TOKENIZER}".lstrip("/"))
-        table = self._table()
         unknown = _unknown_token(tokenizer) if self.config else None
         limit = LONGEST_ROW
         if self.config:
             stated = positive_number(self.path / "config.json", dict(self.config), "max_length")
             limit = MODEL2VEC_TOKENS if stated is None and "max_length" not in self.config else stated or LONGEST_ROW
-        config = {"model_type": MODEL_TYPE, "architectures": ["StaticModel"], "hidden_size": table.shape[1]}
+        config = {"model_type": MODEL_TYPE, "architectures": ["StaticModel"], "hidden_size": table.width}
         contents: dict[str, Any] = {
-            "config.json": {**config, "vocab_size": len(table), IGNORED_TOKEN: unknown},
+            "config.json": {**config, "vocab_size": table.rows, IGNORED_TOKEN: unknown},
             # The mean has no special tokens.
             TOKENIZER: {**tokenizer, "post_processor": None, "truncation": None, "padding": None},
             "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"},
             "sentence_bert_config.json": {"max_seq_length": min(limit, LONGEST_ROW)},
             "modules.json": self._modules(),
-            "1_Pooling/config.json": {"word_embedding_dimension": table.shape[1], "pooling_mode_mean_tokens": True},
+            "1_Pooling/config.json": {"word_embedding_dimension": table.width, "pooling_mode_mean_tokens": True},
         }
         (draft / "1_Pooling").mkdir()
         for name, content in contents.items():
             (draft / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-        (draft / SINGLE).write_bytes(written({TABLE: table}))
+        write_pieces(draft / SINGLE, {TABLE: ((table.rows, table.width), table.pieces)})
         for name in self._files:
             if name == SETTINGS or ("/" in name and not name.startswith(f"{self.folder or ' '}/")):
                 (draft / name).parent.mkdir(exist_ok=True)
@@ -138,8 +174,8 @@ class _Source:
         first = [{"path": "", "type": f"{prefix}.Transformer"}, {"path": "1_Pooling", "type": f"{prefix}.Pooling"}]
         return [{**module, "idx": index, "name": str(index)} for index, module in enumerate([*first, *later])]
 
-    def _table(self) -> Float:
-        """[tokens, width]: the vector of each token, with its weight where the model has one."""
+    def table(self) -> _Table:
+        """The vector of each token, with its weight where the model has one."""
         file = self.path / self.folder / SINGLE
         tensors = read_header(self.path, file)
 
@@ -147,25 +183,22 @@ class _Source:
             info: TensorInfo | None = next((tensors[name] for name in names if name in tensors), None)
             return None if info is None else read_array(self.path, info, names[0])
 
-        table, mapping, weights = take(TABLE, "embedding.weight"), take("mapping"), take("weights")
-        if table is None or table.ndim != 2:
+        vectors, mapping, weights = take(TABLE, "embedding.weight"), take("mapping"), take("weights")
+        if vectors is None or vectors.ndim != 2 or not vectors.size:
             raise CorruptModel(f"{file} has no tensor {TABLE} [tokens, width]", remedy="Fetch the model again")
-        if mapping is not None:
-            if (
-                mapping.ndim != 1
-                or mapping.dtype.kind not in "iu"
-                or not 0 <= mapping.min() <= mapping.max() < len(table)
-            ):
-                raise CorruptModel(f"{file}: mapping names rows that are not there", remedy="Fetch the model again")
-            table = table[mapping]
-        whole: Float = table.astype(np.float32)
-        if weights is not None:
-            if weights.shape != (len(whole),):
-                raise CorruptModel(
-                    f"{file}: {list(weights.shape)} weights for {len(whole)} tokens", remedy="Fetch the model again"
-                )
-            whole = whole * weights.astype(np.float32)[:, None]
-        return whole
+        if mapping is not None and (
+            mapping.ndim != 1
+            or mapping.dtype.kind not in "iu"
+            or not mapping.size
+            or not 0 <= mapping.min() <= mapping.max() < len(vectors)
+        ):
+            raise CorruptModel(f"{file}: mapping names rows that are not there", remedy="Fetch the model again")
+        table = _Table(vectors, mapping, weights)
+        if weights is not None and weights.shape != (table.rows,):
+            raise CorruptModel(
+                f"{file}: {list(weights.shape)} weights for {table.rows} tokens", remedy="Fetch the model again"
+            )
+        return table
 
 
 def _unknown_token(tokenizer: Mapping[str, Any]) -> int | None:

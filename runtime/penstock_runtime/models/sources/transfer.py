@@ -63,8 +63,8 @@ MOST_FILES = 1000
 
 
 def max_model_bytes() -> int:
-    """The largest download of a model, and the largest folder that a GGUF file is expanded to. SettingError for a
-    variable that is no number."""
+    """The largest download of a model, and the largest folder that a GGUF file or static embeddings are expanded to.
+    SettingError for a variable that is no number."""
     text = os.environ.get(MAX_BYTES_VARIABLE) or str(DEFAULT_MAX_BYTES)
     if not re.fullmatch(r"[1-9][0-9]{0,17}", text):
         raise SettingError(f"{text[:40]!r} is not a number of bytes", field=MAX_BYTES_VARIABLE, remedy="Write digits")

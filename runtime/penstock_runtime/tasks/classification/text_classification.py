@@ -130,7 +130,7 @@ def response_schema() -> JsonSchema:
     """The answer: for each text its labels, the best first."""
     element = {
         "type": "object",
-        "properties": {"label": {"type": ["string", "number", "boolean"]}, "score": {"type": "number"}},
+        "properties": {"label": {"type": ["string", "number", "boolean", "null"]}, "score": {"type": "number"}},
         "required": ["label", "score"],
     }
     return {

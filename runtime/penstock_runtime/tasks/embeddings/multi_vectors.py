@@ -103,6 +103,7 @@ class MultiVectors(PromptedTask):
         ranking = Object(required={"query": Text(), "texts": texts}, words="an object with query and texts")
         self._inputs = Either((Text(), texts, ranking))
         self._filler = _filler(model, fitter)
+        self._longest = fitter.max_tokens
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> MultiVectorRequest:
         """See `Task`."""
@@ -184,8 +185,9 @@ class MultiVectors(PromptedTask):
     def _row(self, row: Row, name: str, kind: TextKind) -> TokenRow:
         expansion, ids, types = self._model.expansion, row.ids, row.type_ids
         attended = None
-        if name == QUERY and expansion is not None and row.length < expansion.tokens and self._filler is not None:
-            more = expansion.tokens - row.length
+        wide = 0 if name != QUERY or expansion is None else min(expansion.tokens, self._longest)
+        if expansion is not None and row.length < wide and self._filler is not None:
+            more = wide - row.length
             attended = None if expansion.attended else row.length
             ids = [*ids, *[self._filler] * more]
             types = None if types is None else [*types, *[0] * more]

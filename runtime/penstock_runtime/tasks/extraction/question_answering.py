@@ -194,10 +194,11 @@ class QuestionAnswering:
         """See `Task`."""
         tokenizer = self._fitter.tokenizer
         questions = tokenizer.split([question for question, _ in request.questions], limit=request.max_seq_len)
-        # Only as much of the context as the limit of windows allows.
+        # Only as much of the context as the limits of windows and of their tokens allow.
+        most = min(self._limits.rows * request.max_seq_len, self._limits.tokens)
         contexts = tokenizer.split(
             [context for _, context in request.questions],
-            limit=self._limits.rows * request.max_seq_len,
+            limit=most,
             side=tokenizer.side,
             offsets=True,
         )
@@ -205,6 +206,12 @@ class QuestionAnswering:
         cut = 0
         for index, (question, context) in enumerate(zip(questions, contexts, strict=True)):
             prefix = "inputs" if request.single else f"inputs[{index}]"
+            if not context.complete:
+                raise InvalidInput(
+                    f"{prefix}.context has more than {most} tokens",
+                    field=f"{prefix}.context",
+                    remedy="Send a shorter context, or its parts in several requests",
+                )
             asked = self._question(question, request)
             tokenizer.require_embedded(asked.ids, f"{prefix}.question")
             cut += len(asked) < len(question)

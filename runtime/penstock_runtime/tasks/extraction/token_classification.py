@@ -99,7 +99,7 @@ def response_schema() -> JsonSchema:
         "type": "object",
         "properties": {
             "entity_group": {"type": "string"},
-            "entity": {"type": ["string", "number", "boolean"]},
+            "entity": {"type": ["string", "number", "boolean", "null"]},
             "score": {"type": "number", "minimum": 0, "maximum": 1},
             "index": {"type": "integer"},
             "word": {"type": "string"},

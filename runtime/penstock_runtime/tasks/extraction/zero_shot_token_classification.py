@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -198,13 +199,14 @@ class ZeroShotTokenClassification:
         cut = 0
         for index, text in enumerate(request.texts):
             where = "inputs" if request.single else f"inputs[{index}]"
-            places = [found.span() for found in WORD.finditer(text)]
+            # One more than a row may have: a long text has a million.
+            places = [found.span() for found in islice(WORD.finditer(text), self._head.longest + 1)]
             ids, words = self._words(text, places[: self._head.longest], room - len(prompt), first + len(prompt))
             if len(words) < len(places):
                 if not request.cut:
                     raise InvalidInput(
-                        f"{where} has {len(places)} words, of which {len(words)} fit into a row with the labels "
-                        f"({room} tokens, {self._head.longest} words)",
+                        f"{where} has {self._count(places)} words, of which {len(words)} fit into a row with the "
+                        f"labels ({room} tokens, {self._head.longest} words)",
                         field=where,
                         remedy="Send a shorter text or fewer labels, or set parameters.truncate to true",
                     )
@@ -218,6 +220,10 @@ class ZeroShotTokenClassification:
             rows.append(EntitiesRow(row.ids, row.type_ids, text=index, places=kept, words=words, labels=labels))
         size = sum(len(row.words) for row in rows if isinstance(row, EntitiesRow)) * WORD_BYTES
         return Prepared(rows=rows, memo=request, truncated=cut, answer_bytes=size, cut_at=tuple(cut_at))
+
+    def _count(self, places: Sequence[tuple[int, int]]) -> str:
+        longest = self._head.longest
+        return str(len(places)) if len(places) <= longest else f"more than {longest}"
 
     def _prompt(self, labels: Sequence[str]) -> tuple[list[int], list[int]]:
         """The tokens before the text, and for each label the position of the token that represents it."""

@@ -32,13 +32,16 @@ from penstock_operator.endpoint.pods.placement import (
 )
 
 GIB = Fraction(2**30)
-ROOM = {"cpu": Fraction(64), "memory": 256 * GIB, "pods": Fraction(110)}
+ROOM = {"cpu": Fraction(64), "memory": 256 * GIB, "ephemeral-storage": 100 * GIB, "pods": Fraction(110)}
+DISK = 8 * 2**30
 EC2 = "node.kubernetes.io/instance-type"
 NFD = "feature.node.kubernetes.io"
 
 
 def needs(name: str, cores: int = 4, memory: Fraction = GIB, pod: Pod | None = None) -> PodRequirements:
-    return PodRequirements.of(name, HARDWARE_CLASSES[name], pod or Pod(), cores=cores, memory_bytes=int(memory))
+    return PodRequirements.of(
+        name, HARDWARE_CLASSES[name], pod or Pod(), cores=cores, memory_bytes=int(memory), disk_bytes=DISK
+    )
 
 
 def node(name: str = "n", **labels: str) -> NodeFacts:
@@ -217,6 +220,16 @@ OTHERWISE = [
         {"allocatable": {**ROOM, "memory": GIB / 2}},
         f"no node of {MINE} is large enough: 1 GiB of memory are wanted, and the largest has 512 MiB of memory (n) ",
         "1 (n) has at most 512 MiB of memory",
+    ),
+    (
+        {"allocatable": {**ROOM, "ephemeral-storage": GIB / 2}},
+        f"no node of {MINE} is large enough: 1 GiB of disk are wanted, and the largest has 512 MiB of disk (n) ",
+        "1 (n) has at most 512 MiB of disk",
+    ),
+    (
+        {"requested": {"ephemeral-storage": 100 * GIB}},
+        f"the nodes of {MINE} are full: 1 GiB of disk are wanted, and the most that is free is 0 bytes of disk (n)",
+        "1 (n) has at most 0 bytes of disk free",
     ),
     (
         {"requested": {"cpu": Fraction(61)}},

@@ -197,6 +197,13 @@ def test_heads_of_keys_that_do_not_divide_those_of_queries_are_an_error(tmp_path
         export(made.folder, Head.ENCODER, tmp_path / "out")
 
 
+def test_heads_of_gpt2_that_do_not_divide_its_width_are_an_error(tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "GPT2Config", Head.ENCODER, **DECODERS["GPT2Config"])
+    made.rewrite_config(n_head=5)
+    with pytest.raises(CorruptModel, match=r"n_head is 5\. Make it a number that divides the n_embd of 24"):
+        export(made.folder, Head.ENCODER, tmp_path / "out")
+
+
 def test_a_language_model_has_no_masked_head(tmp_path: Path) -> None:
     made = make(tmp_path / "model", "LlamaConfig", Head.ENCODER, **DECODERS["LlamaConfig"])
 

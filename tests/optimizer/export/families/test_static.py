@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from penstock_optimizer.export import export
 from penstock_optimizer.export.reader import open_session
 from penstock_runtime.engines.grid import feed
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.sources import static_folder
 from penstock_runtime.models.sources.fetch import fetch_model
 from penstock_runtime.models.sources.static_folder import is_static
 from penstock_runtime.rows import Batch, Outputs, run_rows
@@ -113,7 +115,8 @@ def test_vectors_are_those_of_model2vec(normalize: bool, modules: bool, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["weights", "mapping", "float16", "int8"])
-def test_quantised_tables_are_those_of_model2vec(kind: str, tmp_path: Path) -> None:
+def test_quantised_tables_are_those_of_model2vec(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static_folder, "PIECE_BYTES", 4 * WIDTH * 5)  # written in three pieces
     generator = np.random.default_rng(2)
     weights = generator.random(len(WORDS), dtype=np.float32) if kind == "weights" else None
     mapping = generator.integers(0, 5, len(WORDS)) if kind == "mapping" else None
@@ -154,13 +157,33 @@ def test_vectors_are_those_of_sentence_transformers(later: tuple[str, ...], tmp_
     [
         ({"other": table()}, "has no tensor embeddings"),
         ({"embeddings": table()[0]}, "has no tensor embeddings"),
+        ({"embeddings": table()[:0]}, "has no tensor embeddings"),
         ({"embeddings": table(), "mapping": np.array([99])}, "mapping names rows that are not there"),
+        ({"embeddings": table(), "mapping": np.array([], np.int64)}, "mapping names rows that are not there"),
         ({"embeddings": table(), "weights": np.ones(3, np.float32)}, r"3\] weights for 12 tokens"),
     ],
 )
 def test_tables_that_do_not_fit_are_named(tensors: dict[str, NDArray[Any]], words: str, tmp_path: Path) -> None:
     with pytest.raises(CorruptModel, match=words):
         fetched(write_model2vec(tmp_path / "model", tensors), tmp_path / "cache")
+
+
+def test_a_table_over_the_limit_is_refused_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a megabyte has the vectors of a million tokens, 16 GB."""
+    monkeypatch.setenv("PENSTOCK_MODEL_MAX_BYTES", str(10**9))
+    tensors: dict[str, NDArray[Any]] = {
+        "embeddings": np.ones((2, 4096), np.float32),
+        "mapping": np.zeros(1_000_000, np.uint8),
+    }
+    path = write_model2vec(tmp_path / "model", tensors)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnsupportedModel, match="tensors as float32 have 16,384,000,000 bytes; the limit is"):
+            fetched(path, tmp_path / "cache")
+        assert tracemalloc.get_traced_memory()[1] < 10**8
+    finally:
+        tracemalloc.stop()
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_folder_without_a_table_is_named(tmp_path: Path) -> None:

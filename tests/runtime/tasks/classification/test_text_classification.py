@@ -68,8 +68,8 @@ def test_the_function_is_chosen_by_the_kind_of_problem(config: dict[str, Any], b
     assert_alike(model.task(NAME)(MORE[0]), [model.pipeline(NAME)(MORE[0], top_k=None)])
 
 
-@pytest.mark.parametrize("labels", [(0, 1, 2), (1.5, 2.5, 3)], ids=str)
-def test_labels_that_are_numbers_are_answered_as_numbers(labels: Any, built: Build) -> None:
+@pytest.mark.parametrize("labels", [(0, 1, 2), (1.5, 2.5, 3), (None, "good", None)], ids=str)
+def test_labels_that_are_no_texts_are_answered_as_they_are(labels: Any, built: Build) -> None:
     model = built(NAME, BERT, labels=labels)
     assert_alike(model.task(NAME)(MORE[0]), [model.pipeline(NAME)(MORE[0], top_k=None)])
     assert {type(one["label"]) for one in model.task(NAME)(MORE[0])[0]} == set(map(type, labels))

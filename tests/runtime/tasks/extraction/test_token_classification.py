@@ -30,8 +30,9 @@ def test_entities_are_those_of_the_pipeline(family: Family, strategy: str, built
             assert_alike(ours(text, **options), theirs(text, **options))
 
 
-def test_labels_that_are_numbers_are_answered_as_numbers(built: Build) -> None:
-    model = built(NAME, BERT, labels=(0, 1, 2))
+@pytest.mark.parametrize("labels", [(0, 1, 2), (None, "B-PER", None)], ids=str)
+def test_labels_that_are_no_texts_are_answered_as_they_are(labels: Any, built: Build) -> None:
+    model = built(NAME, BERT, labels=labels)
     options = {"aggregation_strategy": "none", "ignore_labels": []}
     assert_alike(model.task(NAME)(MORE[0], **options), model.pipeline(NAME)(MORE[0], **options))
 

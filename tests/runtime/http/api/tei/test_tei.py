@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -508,35 +506,6 @@ class TestTokens:
         answer = httpx.post(endpoint_of(TaskName.FEATURE_EXTRACTION).url + path, json=body)
 
         assert (answer.status_code, answer.json()["field"]) == (422, field)
-
-    def test_the_longest_request_for_tokens_takes_little_memory(self, tmp_path: Path) -> None:
-        folder = write_folder(tmp_path, TaskName.FEATURE_EXTRACTION)
-        program = """
-import json, re, sys
-from pathlib import Path
-from penstock_runtime.errors import InvalidInput
-from penstock_runtime.http.api.tei.answers import MOST_CHARACTERS, tokens_of
-from penstock_runtime.tasks.base import DEFAULT_LIMITS
-from penstock_runtime.tokens import Tokenizer
-
-def peak():
-    # Not ru_maxrss: it keeps the peak of the process that this one was forked from.
-    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
-
-path = Path(sys.argv[1])
-tokenizer = Tokenizer.open(path, path / "tokenizer.json", json.loads((path / "config.json").read_text()))
-tokens_of(["."], True, DEFAULT_LIMITS, tokenizer)
-before = peak()
-assert len(tokens_of(["." * MOST_CHARACTERS], True, DEFAULT_LIMITS, tokenizer)[0]) > MOST_CHARACTERS
-try:
-    tokens_of(["." * 1_900_000], True, DEFAULT_LIMITS, tokenizer)
-except InvalidInput:
-    print(peak() - before)
-"""
-        run = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=False)
-
-        assert run.returncode == 0, run.stderr
-        assert 0 < int(run.stdout) < 150_000  # kilobytes; without the limit 1,300,000
 
     def test_a_very_large_answer_is_refused(self, endpoint_of: EndpointOf) -> None:
         tokenizer = endpoint_of(TaskName.FEATURE_EXTRACTION).model.task.tokenizer
