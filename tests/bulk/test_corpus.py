@@ -353,7 +353,7 @@ def test_prompts_are_continued_and_a_prompt_that_is_too_long_is_a_dead_letter(tm
     prompts: list[Any] = [{"prompt": " ".join(text.split()[:5])} for text in texts(12)]
     prompts[3]["prompt"], prompts[5]["prompt"] = "bird " * 5000, None
     source = write_lines(tmp_path / "a.jsonl", prompts)
-    folders = {"store": tmp_path / "store", "models": tmp_path / "models"}
+    folders: dict[str, Any] = {"store": tmp_path / "store", "models": tmp_path / "models"}
     with penstock.load((tmp_path / "model.gguf").as_uri(), task="text-generation", plan="fp32", **folders) as model:
         _, _, work = planned(
             source, tmp_path / "out", model, task="generate", shard_rows=5, parameters={"max_new_tokens": 6}
