@@ -84,11 +84,16 @@ def with_graph(path: Path) -> None:
 
 
 def instead_of_weights(name: str) -> Change:
-    return lambda path: [*(one.unlink() for one in path.iterdir()), (path / name).write_bytes(b"{}")]
+    def change(path: Path) -> None:
+        for file in path.iterdir():
+            file.unlink()
+        (path / name).write_bytes(b"{}")
+
+    return change
 
 
 def whole(path: Path) -> None:
-    """Another folder, as the advice says."""
+    """Another folder, which the advice names."""
     for file in (path.parent / "original").iterdir():
         original(file.name)(path)
 
