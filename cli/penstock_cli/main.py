@@ -26,7 +26,7 @@ from click.core import ParameterSource
 
 from penstock import __version__
 from penstock.errors import HostError, PenstockError
-from penstock.process import exit_on_signal, print_error
+from penstock.process import exit_on_signal, print_error, without_collections
 from penstock_cli.entry import missing_package
 
 VARIABLE = "GLIBC_TUNABLES"
@@ -183,7 +183,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         try:
-            command = importlib.import_module(f"penstock_cli.{FOLDERS.get(cmd_name, '')}{cmd_name}").command
+            with without_collections():
+                command = importlib.import_module(f"penstock_cli.{FOLDERS.get(cmd_name, '')}{cmd_name}").command
         except ModuleNotFoundError as error:
             raise (_not_installed(error, cmd_name) or error) from error
         assert isinstance(command, click.Command)  # noqa: S101 - true for every module in COMMANDS

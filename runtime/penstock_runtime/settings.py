@@ -148,10 +148,7 @@ class LimitSettings(SettingsGroup):
     """Limits of one request. Limits in tokens belong to the model."""
 
     max_body_bytes: int = setting(
-        2_000_000,
-        "Longer bodies are answered with 413 without being read. 2 MB holds some 500 pages of text.",
-        unit="bytes",
-        ge=1024,
+        2_000_000, "Longer bodies are answered with 413. 2 MB holds some 500 pages of text.", unit="bytes", ge=1024
     )
     max_inputs: int = setting(
         1024,
@@ -305,6 +302,9 @@ class AccessSettings(SettingsGroup):
         "of the token in the access log. Read again within seconds when a file changes. While the folder is empty, "
         "every request that needs a token is refused.",
     )
+    bulk_tokens: tuple[str, ...] = setting(
+        (), "Names (files of auth_token_folder) of tokens whose requests all run in the bulk lane, comma-separated."
+    )
     cors_origins: tuple[str, ...] = setting(
         (), "Origins whose pages may call this endpoint from a browser, comma-separated; `*` is any. Empty: off."
     )
@@ -332,7 +332,7 @@ class AccessSettings(SettingsGroup):
     @property
     def given_tokens(self) -> list[bytes]:
         """The token of the flag or the variable, if there is one."""
-        return [] if self.auth_token is None else [self.auth_token.get_secret_value().strip().encode()]
+        return [self.auth_token.get_secret_value().strip().encode()] if self.auth_token is not None else []
 
     @cached_property
     def file_tokens(self) -> list[bytes]:

@@ -21,6 +21,7 @@ from penstock_bulk.corpus import totals
 from penstock_bulk.plans import BulkPlan, Options, PlanMismatch, make_plan, require_apart, require_plan, require_same
 from penstock_bulk.storage import open_folder
 from tests.bulk.corpora import contents, letters, load, planned, rows, texts, write_lines, write_parquet
+from tests.runtime.models.gguf_files import write_gguf
 
 pytestmark = pytest.mark.slow
 
@@ -345,3 +346,27 @@ def test_a_column_with_the_name_of_the_result_is_refused(model: penstock.Model, 
     with pytest.raises(PenstockError, match="the input has a column vector"):
         planned(source, tmp_path / "out", model)
     planned(source, tmp_path / "out", model, column="embedding")
+
+
+def test_prompts_are_continued_and_a_prompt_that_is_too_long_is_a_dead_letter(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf")
+    prompts: list[Any] = [{"prompt": " ".join(text.split()[:5])} for text in texts(12)]
+    prompts[3]["prompt"], prompts[5]["prompt"] = "bird " * 5000, None
+    source = write_lines(tmp_path / "a.jsonl", prompts)
+    folders: dict[str, Any] = {"store": tmp_path / "store", "models": tmp_path / "models"}
+    with penstock.load((tmp_path / "model.gguf").as_uri(), task="text-generation", plan="fp32", **folders) as model:
+        _, _, work = planned(
+            source, tmp_path / "out", model, task="generate", shard_rows=5, parameters={"max_new_tokens": 6}
+        )
+        done = work.run()
+        good = [row for row in range(12) if row not in {3, 5}]
+        expected = model.generate([prompts[row]["prompt"] for row in good], max_tokens=6)
+        assert work.verify(12).different == ()
+
+    assert (done.rows, done.dead, done.complete) == (10, 2, True)
+    assert [(one["row"], one["code"]) for one in letters(tmp_path / "out")] == [
+        (3, "context_length_exceeded"),
+        (5, "validation"),
+    ]
+    assert [one["generated"] for one in read(tmp_path / "out", "parquet")] == expected
+    assert all(expected)

@@ -32,6 +32,7 @@ class Slow:
         caller: int = 0,
         client: str = "",
         tenant: str = "",
+        is_bulk: bool = False,
     ) -> Answer:
         self._busy += 1
         busy = self._busy

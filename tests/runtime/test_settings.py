@@ -51,6 +51,7 @@ DEFAULTS = {
     "grpc_port": None,
     "tls_certificate": None,
     "tls_key": None,
+    "bulk_tokens": (),
     "cors_origins": (),
     "log_level": "info",
     "access_log": False,

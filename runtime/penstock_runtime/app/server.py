@@ -170,6 +170,7 @@ class Server:
             self.metrics.generation.state = predictor.state
         if isinstance(predictor, Predictor):
             self.metrics.device = predictor.device
+            self.metrics.bulk_depth = predictor.bulk_depth
             self.metrics.live_guard = predictor.live_guard
         self.status.plan = plan or self.status.plan
         self.status.manifest = manifest or self.status.manifest

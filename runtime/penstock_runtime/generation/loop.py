@@ -69,6 +69,8 @@ class JobRequest:
     """Beginnings of prompts are shared within a tenant only."""
     client: str = ""
     """Clients get equal shares of steps and blocks."""
+    is_bulk: bool = False
+    """It starts after those that are not, and is not counted as load."""
     grammar: Grammar | None = None
     """The form of the text; each job has a state in it."""
     deadline: float = float("inf")
@@ -214,6 +216,7 @@ class GenerationLoop:
             limit,
             request.tenant,
             request.client,
+            is_bulk=request.is_bulk,
             scores_prompt=request.prompt_logprobs is not None,
         )
         stops = StopStrings(request.stop, include=request.include_stop)
@@ -366,9 +369,10 @@ class GenerationLoop:
         request, now = job.request, perf_counter()
         is_first = job.generated == 0
         if is_first:
-            self._observer.first_token(now - job.arrived)
+            if not request.is_bulk:
+                self._observer.first_token(now - job.arrived)
             self._observer.reused(job.sequence.reused)
-        else:
+        elif not request.is_bulk:
             self._observer.next_token(now - job.last_token)
         job.last_token = now
         job.generated += 1

@@ -45,6 +45,8 @@ class Sequence:
     """Sequences share blocks within a tenant only."""
     client: str = ""
     """Clients get equal shares: see the module's text."""
+    is_bulk: bool = False
+    """It starts after all that are not."""
     prompt_tokens: int = 0
     computed: int = 0
     """Tokens that the cache holds."""
@@ -107,9 +109,14 @@ class Step:
         return sum(row.count for row in self.rows)
 
     @property
+    def prompt_rows(self) -> tuple[PlannedRow, ...]:
+        """The rows that compute a prompt, or compute tokens again after a preemption."""
+        return tuple(row for row in self.rows if row.count > 1 or not row.samples)
+
+    @property
     def prompt_tokens(self) -> int:
-        """Tokens of rows that compute a prompt, or compute tokens again after a preemption."""
-        return sum(row.count for row in self.rows if row.count > 1 or not row.samples)
+        """Their tokens."""
+        return sum(row.count for row in self.prompt_rows)
 
     @property
     def sampled(self) -> tuple[Sequence, ...]:
@@ -239,7 +246,7 @@ class Scheduler:
         if not self.waiting or len(self.running) >= self.max_sequences:
             return None
         shares = Counter(one.client for one in self.running)
-        sequence = min(self.waiting, key=lambda one: (shares[one.client], not one.started, one.number))
+        sequence = min(self.waiting, key=lambda one: (one.is_bulk, shares[one.client], not one.started, one.number))
         size = self.block_size
         hashes: list[bytes] = []
         if self._reuse and not sequence.scores_prompt:

@@ -331,9 +331,12 @@ class Application:
         route = request.route
         seconds = time.perf_counter() - request.received
         metrics = self.metrics
-        metrics.in_flight -= 1
-        label = UNKNOWN if route is None else route.path
-        metrics.finished(label, status, seconds, inference=route is not None and route.inference)
+        if request.is_bulk:
+            metrics.bulk_finished(status)
+        else:
+            metrics.in_flight -= 1
+            label = UNKNOWN if route is None else route.path
+            metrics.finished(label, status, seconds, inference=route is not None and route.inference)
         if route is not None and route.classifies:
             metrics.guard.classified(request.coverage, status)
         if self.traces is not None:
@@ -382,7 +385,8 @@ class Application:
             error = for_gateway(error)
             if error.status >= RequestError.status:
                 self.metrics.guard.verdict(VerdictOutcome.UNAVAILABLE)
-        self.metrics.refused(error.error_type)
+        if not request.is_bulk:
+            self.metrics.refused(error.error_type)
         return error_response(error, self._error_format(request.path) if route is None else route.error_format)
 
     @staticmethod

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from penstock.process import exit_on_signal, open_closed_streams
+from penstock.process import exit_on_signal, open_closed_streams, without_collections
 
 
 def main() -> None:
     """See `penstock_runtime.pod.main`."""
     open_closed_streams()
     exit_on_signal()
-    from penstock_runtime.pod.main import main as serve
-    from penstock_runtime.pod.supervisor import supervise
+    with without_collections():
+        from penstock_runtime.pod.main import main as serve
+        from penstock_runtime.pod.supervisor import supervise
 
     supervise(lambda crashes: serve(crashes=crashes))
 

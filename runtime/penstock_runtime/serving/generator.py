@@ -140,7 +140,8 @@ class Generator:
         sizes = [len(tokens) for tokens in prompts]
         arrived = perf_counter() if arrived is None else arrived
         deadline = self._admission.deadline(arrived, deadline_seconds)
-        entry = Entry(requests[0].client, rows, sum(sizes) * len(requests), deadline)
+        priority = int(requests[0].is_bulk)
+        entry = Entry(requests[0].client, rows, sum(sizes) * len(requests), deadline, priority=priority)
         rate = served.loop.state.prompt_tokens_per_second
         self._admission.admit(entry, lambda: Waiting(*self.queue_depth()), rate, field=field)
         entry.work = generation = Generation(self, served, sizes, len(requests), entry)
@@ -209,6 +210,7 @@ class Generator:
         caller: int = 0,
         client: str = "",
         tenant: str = "",
+        is_bulk: bool = False,
     ) -> Answer:
         """Answer one request in the format of Hugging Face's pipeline. Errors as `generate`, and InvalidInput."""
         _ = caller
@@ -223,7 +225,7 @@ class Generator:
             limits=self._limits,
         )
         client = client_of(tenant, client)
-        jobs = [replace(job, tenant=tenant, client=client) for job in request.jobs]
+        jobs = [replace(job, tenant=tenant, client=client, is_bulk=is_bulk) for job in request.jobs]
         prompts = await self.tokens(request.prompts, client)
         tokenised = perf_counter()
         generation = self.generate(prompts, jobs, field="inputs", deadline_seconds=deadline_seconds, arrived=arrived)

@@ -116,8 +116,8 @@ class GenerationMetrics:
         with self._lock:
             self._step_rows.observe(len(step.rows))
             self._step_seconds.observe(seconds)
-            self._tokens["prompt"] += step.prompt_tokens
-            self._tokens["generated"] += len(step.sampled)
+            self._tokens["prompt"] += sum(row.count for row in step.prompt_rows if not row.sequence.is_bulk)
+            self._tokens["generated"] += sum(not one.is_bulk for one in step.sampled)
             self._preemptions += step.preempted
 
     def reused(self, tokens: int) -> None:
@@ -262,10 +262,15 @@ class ServerMetrics:
         self.rejected: dict[str, int] = {}
         self.guard = GuardMetrics()
         self.in_flight = 0
+        self.bulk_requests: dict[int, int] = {}
+        self.bulk_in_flight = 0
+        self.bulk_tokens = 0
         self.connections: Callable[[], int] = lambda: 0
         """Number of open connections; set by the server."""
         self.queue_depth: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Waiting rows and tokens; set by the server."""
+        self.bulk_depth: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """The same of the bulk lane."""
         self.device: Callable[[], DeviceState | None] = lambda: None
         """State of a device other than the CPU; set by the server."""
         self.live_guard: Callable[[], ShadowState | None] = lambda: None
@@ -297,8 +302,16 @@ class ServerMetrics:
         if inference and (status < 400 or status >= 500) and status != NOT_READY:
             self.request_seconds.observe(seconds)
 
-    def answered(self, answer: Answer) -> None:
+    def bulk_finished(self, status: int) -> None:
+        """A request of the bulk lane has been answered, or cancelled."""
+        self.bulk_in_flight -= 1
+        self.bulk_requests[status] = self.bulk_requests.get(status, 0) + 1
+
+    def answered(self, answer: Answer, *, is_bulk: bool = False) -> None:
         """The model has answered a request."""
+        if is_bulk:
+            self.bulk_tokens += answer.computed_tokens
+            return
         timings = answer.timings
         self.queue_seconds.observe(timings.queue_milliseconds / 1000)
         self.tokenization_seconds.observe(timings.tokenization_milliseconds / 1000)
@@ -346,6 +359,7 @@ class ServerMetrics:
         yield from self._request_families()
         if self._status.task in GUARD_TASKS:
             yield from self.guard.families()
+        yield from self._bulk_families()
         yield from self._batch_families()
         yield from self.generation.families()
         yield from self._state_families()
@@ -395,6 +409,28 @@ class ServerMetrics:
         yield CounterMetricFamily(
             "penstock_truncated_inputs", "Inputs that were cut to the model's maximum.", value=self.truncated
         )
+
+    def _bulk_families(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "penstock_bulk_requests",
+            "Requests of the bulk lane answered, by status. No other metric of requests has them, so that replicas are "
+            "added for interactive load alone.",
+            labels=["code"],
+        )
+        for code, count in sorted(self.bulk_requests.items()):
+            requests.add_metric([str(code)], count)
+        yield requests
+        yield GaugeMetricFamily(
+            "penstock_bulk_in_flight_requests",
+            "Requests of the bulk lane read and not yet answered.",
+            value=self.bulk_in_flight,
+        )
+        yield CounterMetricFamily(
+            "penstock_bulk_tokens", "Tokens computed for answered requests of the bulk lane.", value=self.bulk_tokens
+        )
+        rows, waiting = self.bulk_depth()
+        yield GaugeMetricFamily("penstock_bulk_queue_rows", "Sequences of the bulk lane that wait.", value=rows)
+        yield GaugeMetricFamily("penstock_bulk_queue_tokens", "Their tokens.", value=waiting)
 
     def _batch_families(self) -> Iterator[Metric]:
         with self._lock:

@@ -153,6 +153,7 @@ class Model:
         caller: int = 0,
         client: str = "",
         tenant: str = "",
+        is_bulk: bool = False,
     ) -> Answer:
         self.deadlines.append(deadline_seconds)
         prepared = self.task.prepare(self.task.parse(inputs, parameters))
@@ -287,6 +288,7 @@ class Gate:
         caller: int = 0,
         client: str = "",
         tenant: str = "",
+        is_bulk: bool = False,
     ) -> Answer:
         self.loop = asyncio.get_running_loop()
         self._count("waiting", 1)

@@ -34,6 +34,7 @@ class Request:
 
     __slots__ = (
         "address",
+        "asks_for_bulk",
         "body",
         "caller",
         "chunked",
@@ -41,6 +42,7 @@ class Request:
         "coverage",
         "headers",
         "identifier",
+        "is_bulk",
         "keep_alive",
         "keep_alive_by_header",
         "method",
@@ -51,6 +53,7 @@ class Request:
         "received",
         "refusal",
         "route",
+        "tier",
         "token",
     )
 
@@ -86,6 +89,12 @@ class Request:
         """Of the path, such as `name` in /v2/models/{name}."""
         self.model = ""
         """The model that the path names, on a server of several."""
+        self.tier = ""
+        """`service_tier` of the body."""
+        self.asks_for_bulk = False
+        """The body asks for the bulk lane."""
+        self.is_bulk = False
+        """It runs in the bulk lane: see `ModelService.is_bulk`."""
         self.refusal: RequestError | None = None
         """Set when the headers were refused: the body is skipped and this error is the response."""
 

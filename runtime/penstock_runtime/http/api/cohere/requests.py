@@ -59,7 +59,7 @@ def rerank_body(limits: RequestLimits) -> Object:
             "return_documents": "Repeat each document with its score and all its fields.",
             "max_tokens_per_doc": UNUSED_LIMIT,
             "max_chunks_per_doc": UNUSED_LIMIT,
-            "priority": "Not used: requests are answered in their order.",
+            "priority": "Above 0: the request runs in the bulk lane.",
             "rank_fields": "The text of a document is what is ranked.",
         },
         others=Others.IGNORED,

@@ -71,7 +71,24 @@ def read_json(request: Request, kinds: Collection[str] = JSON) -> Any:
     if content_type != b"application/json":
         _check_content_type(content_type, kinds)
     refuse_compressed(request)
-    return parse_json(request.body)
+    value = parse_json(request.body)
+    if isinstance(value, dict):
+        _read_lane(request, value)
+    return value
+
+
+def _read_lane(request: Request, body: Mapping[str, Any]) -> None:
+    """Note whether a body asks for the bulk lane: OpenAI's `service_tier` flex, or vLLM's `priority` above 0."""
+    tier, priority = body.get("service_tier"), body.get("priority")
+    request.tier = tier if isinstance(tier, str) else ""
+    request.asks_for_bulk = tier == "flex" or (type(priority) is int and priority > 0)
+
+
+def tier_of(request: Request) -> dict[str, str]:
+    """The field `service_tier` of an answer in OpenAI's form, if the request had one: the lane that it was in."""
+    if not request.tier:
+        return {}
+    return {"service_tier": "flex" if request.is_bulk else "default"}
 
 
 def parse_json(data: bytes) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +17,7 @@ from penstock_runtime.generation.loop import Delta, FinishReason, JobRequest
 from penstock_runtime.generation.sampling import SampledToken
 from penstock_runtime.generation.templates import Conversation
 from penstock_runtime.generation.tool_calls import CallPart, ToolCallFinder
-from penstock_runtime.http.api.core.bodies import answer_response, dumps
+from penstock_runtime.http.api.core.bodies import answer_response, dumps, tier_of
 from penstock_runtime.http.api.core.service import ModelService
 from penstock_runtime.http.transport.message import EVENT_STREAM, Request, Response, StreamingResponse
 from penstock_runtime.serving.generation_model import GenerationModel
@@ -51,6 +51,7 @@ class StartedGeneration:
     """Of each prompt."""
     arrived: float
     tokenised: float
+    is_bulk: bool = False
 
 
 class GenerationApi:
@@ -78,7 +79,8 @@ class GenerationApi:
         encoded = iter(await generator.tokens(texts, client))
         tokens = [next(encoded) if isinstance(prompt, Prompt | Conversation) else prompt for prompt in prompts]
         tokenised = perf_counter()
-        jobs = [replace(job, tenant=request.token, client=client)] * count
+        is_bulk = self._service.is_bulk(request)
+        jobs = [replace(job, tenant=request.token, client=client, is_bulk=is_bulk)] * count
         deadline = self._service.deadline_seconds(request)
         grammars = generator.model.grammars
         generation = generator.admit(tokens, jobs, field=field, deadline_seconds=deadline, arrived=arrived)
@@ -87,7 +89,7 @@ class GenerationApi:
         except BaseException:
             generation.close()
             raise
-        return StartedGeneration(generation, tokens, arrived, tokenised)
+        return StartedGeneration(generation, tokens, arrived, tokenised, is_bulk)
 
     async def _answer(self, started: StartedGeneration, value: Callable[[Sequence[Continuation]], Any]) -> Response:
         """The response when all continuations have ended."""
@@ -111,7 +113,7 @@ class GenerationApi:
         generation = started.generation
         tokens = generation.prompt_tokens + generation.generated_tokens
         answer = Answer(None, timings(started.arrived, started.tokenised), tokens, 0)
-        self._service.metrics.answered(answer)
+        self._service.metrics.answered(answer, is_bulk=started.is_bulk)
         return answer
 
 
@@ -221,6 +223,8 @@ class Frame:
     created: int
     model: str
     fingerprint: str
+    tier: Mapping[str, str] = field(default_factory=dict)
+    """`bodies.tier_of`."""
 
     def of(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         """An object of the API."""
@@ -231,6 +235,7 @@ class Frame:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
             "choices": choices,
+            **self.tier,
             **more,
         }
 
@@ -241,4 +246,4 @@ def frame_of(service: ModelService, prefix: str, request: Request, model: Genera
     invariant = model.facts.get("batch_invariant")
     fingerprint = f"fp_{key}" if invariant else f"fp_{key}_varies_with_batch"
     identifier = prefix + request.identifier.decode("ascii")
-    return Frame(identifier, int(time.time()), service.status.name, fingerprint)
+    return Frame(identifier, int(time.time()), service.status.name, fingerprint, tier_of(request))

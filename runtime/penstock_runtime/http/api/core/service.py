@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -23,6 +24,9 @@ PLACEHOLDERS = frozenset({"", "-", "any", "default", "dummy", "local", "model", 
 """What clients of servers with one model send as its name: huggingface_hub dummy, text-generation-inference tgi, SGLang
 default."""
 
+BACKGROUND = re.compile(rb"(?:^|[,;\s])u=7(?![0-9])")
+"""The lowest urgency of RFC 9218."""
+
 
 class PredictorLike(Protocol):
     """`penstock_runtime.serving.predictor.Predictor`, or a smaller one in tests."""
@@ -36,9 +40,10 @@ class PredictorLike(Protocol):
         caller: int = 0,
         client: str = "",
         tenant: str = "",
+        is_bulk: bool = False,
     ) -> Answer:
         """The answer, or a RequestError. May be cancelled. `client`: the address; `tenant`: the name of the bearer
-        token."""
+        token; `is_bulk`: it runs in the bulk lane."""
         ...
 
     async def with_tokenizer(self, work: Callable[[Tokenizer], T], size: int, client: str) -> T:
@@ -86,6 +91,7 @@ class ModelService:
         self.status = status
         self.settings = settings
         self.metrics = metrics
+        self._bulk_tokens = frozenset(settings.access.bulk_tokens)
         self.predictor: PredictorLike | None = None
         """None while the model loads."""
 
@@ -108,6 +114,7 @@ class ModelService:
         expected = request.headers.get(EXPECTED.encode())
         if expected is not None:
             require_space(expected.decode("latin-1"), "" if self.status.space is None else self.status.space.id)
+        is_bulk = self.is_bulk(request)
         answer = await predictor.predict(
             inputs,
             parameters,
@@ -115,12 +122,26 @@ class ModelService:
             caller=request.caller,
             client=request.client,
             tenant=request.token,
+            is_bulk=is_bulk,
         )
-        self.metrics.answered(answer)
+        self.metrics.answered(answer, is_bulk=is_bulk)
         if expected is not None and answer.fingerprint:
             # The model may have been replaced meanwhile.
             require_space(expected.decode("latin-1"), answer.fingerprint.partition("/")[0])
         return answer
+
+    def is_bulk(self, request: Request) -> bool:
+        """Whether a request runs in the bulk lane, and is counted as such: its body or the header `priority` asks for
+        that, or all requests with its token do."""
+        if not request.is_bulk and (
+            request.asks_for_bulk
+            or request.token in self._bulk_tokens
+            or BACKGROUND.search(request.headers.get(b"priority", b""))
+        ):
+            request.is_bulk = True
+            self.metrics.in_flight -= 1
+            self.metrics.bulk_in_flight += 1
+        return request.is_bulk
 
     async def with_tokenizer(self, request: Request, work: Callable[[Tokenizer], T], size: int) -> T:
         """`Predictor.with_tokenizer`. NotReady while the model loads."""

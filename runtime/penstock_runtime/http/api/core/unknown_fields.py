@@ -19,9 +19,9 @@ NEAR = 0.75
 """Similarity of a misspelt name, from 0 to 1: `max_token` and `max_tokens` have 0.95."""
 UNUSED = frozenset({
     "metadata", "moderation", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
-    "service_tier", "store",
+    "priority", "service_tier", "store",
 })  # fmt: skip
-"""Fields of OpenAI's API for generated text that change no answer here."""
+"""Fields of OpenAI's API for generated text, and of vLLM's, that change no answer here."""
 
 
 class UnknownFields:

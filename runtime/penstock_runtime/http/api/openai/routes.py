@@ -8,7 +8,14 @@ from typing import Any
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput, PromptTooLong, UnsupportedOption
 from penstock_runtime.generation.templates import Conversation
-from penstock_runtime.http.api.core.bodies import answer_response, checked, fields_named, json_response, read_json
+from penstock_runtime.http.api.core.bodies import (
+    answer_response,
+    checked,
+    fields_named,
+    json_response,
+    read_json,
+    tier_of,
+)
 from penstock_runtime.http.api.core.conversation import job_of, message_of, tools_of
 from penstock_runtime.http.api.core.generation import GenerationApi, frame_of, generator_of
 from penstock_runtime.http.api.core.service import ModelService
@@ -64,6 +71,7 @@ class OpenAI:
             "model": self._service.status.name,
             "usage": {"prompt_tokens": answer.tokens, "total_tokens": answer.tokens},
         }
+        value |= tier_of(request)
         if answer.fingerprint:
             value["system_fingerprint"] = answer.fingerprint
         return answer_response(answer, value)

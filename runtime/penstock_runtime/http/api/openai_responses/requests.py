@@ -75,7 +75,7 @@ UNSUPPORTED: Mapping[str, Sequence[Any]] = {
     "previous_response_id": (),
     "prompt": (),
     "reasoning": ({}, {"effort": "none"}),
-    "service_tier": ("auto", "default"),
+    "service_tier": ("auto", "default", "flex"),
     "store": (False,),
     "truncation": ("disabled",),
 }

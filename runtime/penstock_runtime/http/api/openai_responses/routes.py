@@ -57,6 +57,7 @@ class Responses(GenerationApi):
             "model": frame.model,
             "system_fingerprint": frame.fingerprint,
             **settings_of(body, job, form),
+            **frame.tier,
         }
         writer = ResponseWriter(head, model, has_logprobs=has_logprobs, tools=None if tools is None else tools.form)
         if body["stream"]:
