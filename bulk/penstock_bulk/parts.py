@@ -87,7 +87,7 @@ def _lines(table: Any) -> Iterator[bytes]:
     for field in table.schema:
         column = table.column(field.name).combine_chunks()
         if field == table.schema[-1] and pa.types.is_fixed_size_list(field.type):
-            values = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+            values = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), field.type.list_size)
             # JSON has no numbers of 16 bits.
             columns[field.name] = list(values.astype("float32"))
         elif field.metadata == JSON:

@@ -370,3 +370,25 @@ def test_prompts_are_continued_and_a_prompt_that_is_too_long_is_a_dead_letter(tm
     ]
     assert [one["generated"] for one in read(tmp_path / "out", "parquet")] == expected
     assert all(expected)
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "jsonl"])
+@pytest.mark.parametrize("count", [0, 3])
+def test_an_input_without_rows_or_without_a_good_one_is_complete(
+    count: int, form: str, model: penstock.Model, tmp_path: Path
+) -> None:
+    source = tmp_path / "in/a.parquet"
+    source.parent.mkdir()
+    parquet.write_table(pa.table({"text": pa.array([None] * count, pa.string())}), source)
+
+    _, _, work = planned(source, tmp_path / "out", model, form=form)
+    assert (work.estimate().rows, work.estimate().dead) == (count, float(count > 0))
+    done = work.run()
+
+    assert (done.rows, done.dead, done.complete) == (0, count, True)
+    assert len(letters(tmp_path / "out")) == count
+    assert work.verify(10).rows == 0
+    assert work.retry()[0] == 0
+    if count and form != "jsonl":
+        table = dataset.dataset(str(tmp_path / "out"), format=form).to_table()
+        assert (len(table), table.schema.names) == (0, ["text", "vector"])

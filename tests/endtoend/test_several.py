@@ -70,8 +70,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def server(files: dict[str, Path]) -> Iterator[Served]:
     first, *others = files.values()
-    store = first.parent / "store"
-    with Served(first, *others, "--no-optimize", "--store", store, "--priority", "mood=1") as served:
+    root = first.parent
+    words = ["--no-optimize", "--store", root / "store", "--models", root / "models", "--priority", "mood=1"]
+    with Served(first, *others, *words) as served:
         served.wait_for("models on")
         yield served
         assert served.end() == 0

@@ -28,6 +28,8 @@ TRUNCATION_NOTES = {
 }
 
 
+MOST_CHARACTERS = 400_000
+"""Of a text in windows. Each may be a token, which takes half a kilobyte while the text is tokenised."""
 WINDOWS: dict[str, tuple[FieldKind, Any]] = {
     "stride": (Integer(0, 1_000_000), None),
     "max_windows": (Integer(1, 1_000_000), None),
@@ -144,8 +146,15 @@ class Fitter:
         found: list[list[Pieces]] = []
         ends: list[int | None] = []
         total = 0
-        split = self.tokenizer.split(texts, limit=limit, side=side, offsets=True)
-        for pieces, field in zip(split, where, strict=True):
+        for text, field in zip(texts, where, strict=True):
+            if len(text) > MOST_CHARACTERS:
+                raise InvalidInput(
+                    f"{field} has {len(text)} characters; at most {MOST_CHARACTERS} are read in windows",
+                    field=field,
+                    remedy="Send it in parts",
+                )
+            # One at a time: texts beyond the limit of rows are not tokenised.
+            (pieces,) = self.tokenizer.split([text], limit=limit, side=side, offsets=True)
             whole = pieces if kept is None else pieces.keep(kept, side)
             total += count_windows(len(whole), room, stride)
             if total > rows:

@@ -40,6 +40,15 @@ ALIASES: dict[TaskName, list[tuple[str, dict[str, Any]]]] = {
         ("/rerank", {"query": "a", "texts": [""] * 900, "truncate": True}),
         ("/v1/rerank", {"query": "", "documents": [""], "model": "emotion"}),
     ],
+    TaskName.TEXT_CLASSIFICATION: [
+        ("/predict", {"inputs": "", "parameters": {"stride": 8}}),
+        ("/predict", {"inputs": [""] * 900, "parameters": {"stride": 8}}),
+        ("/predict", {"inputs": [""] * 900, "parameters": {"stride": 8, "max_windows": 128}}),
+    ],
+    TaskName.TOKEN_CLASSIFICATION: [
+        ("/predict", {"inputs": "", "parameters": {"stride": 8, "aggregation_strategy": "simple"}}),
+        ("/predict", {"inputs": [""] * 900, "parameters": {"stride": 8, "aggregation_strategy": "simple"}}),
+    ],
     TaskName.TEXT_GENERATION: [
         ("/v1/completions", {"model": "smol", "prompt": "", "max_tokens": 1}),
         ("/v1/completions", {"model": "smol", "prompt": [""] * 60, "max_tokens": 1}),

@@ -105,7 +105,8 @@ def test_shares_of_the_worst_window_add_up_to_one(task: TextClassification) -> N
         ("x", {"max_windows": 3}, "there is no stride"),
         ([["x", "y"]], {"stride": 3}, "the request has a pair"),
         ("x", {"stride": 3, "window_labels": ["angr"]}, "has no label 'angr'"),
-        ("happy " * 70_000, {"stride": 3}, "over the limit of 1024 windows"),
+        ("happy " * 66_000, {"stride": 3}, "over the limit of 1024 windows"),
+        (["x", "happy " * 70_000], {"stride": 3}, r"inputs\[1\] has 420000 characters; at most 400000"),
     ],
 )
 def test_windows_that_cannot_be_are_refused(
