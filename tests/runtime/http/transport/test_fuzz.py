@@ -55,6 +55,7 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|elements, but its shape"
     r"|is given twice|has no tensor|fit into a tensor|not one|questions and \d+ contexts"
     r"|there is no prompt|has no prompts|asks for sparse|windows of this model have|there is no stride"
+    r"|the model has no label"
     r"|this model's tokens are|this model's vectors have|is for pooled vectors|; this model takes"
     r"|is not for this model: it has one kind of vectors|this model ranks none|is for a query with texts"
     r"|needs logprobs|chat template|is no token|must be a text|cannot be followed|must be a JSON schema"
