@@ -473,7 +473,7 @@ def command(
 
     On SIGTERM or Ctrl-C it answers the accepted requests and then exits.
     """
-    if not any(Path(address).is_file() for address in addresses):
+    if all(is_remote(address) or Path(address).is_dir() for address in addresses):
         unread = ["store"] if any(map(is_remote, addresses)) else ["store", "models"]
         refuse_options(unread, "a ModelEndpoint FILE; an ARTEFACT folder has all that is served")
     models = models.expanduser()

@@ -355,7 +355,7 @@ def test_more_cores_than_this_machine_has() -> None:
         (["simulate", "--headroom", "nan"], "'nan' is not a finite number"),
         (["simulate", "--price", "inf"], "'inf' is not a finite number"),
         (["optimize", "x.yaml", "--stroe", "y"], "--store"),
-        (["serve"], "Missing argument 'FILE|ARTEFACT'"),
+        (["serve"], "Missing argument 'FILE|ARTEFACT|oci://...'"),
         (["optimize", "x.yaml", "--store", __file__], "is a file"),
     ],
 )

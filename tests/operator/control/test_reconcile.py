@@ -423,13 +423,15 @@ def test_a_refused_deletion_keeps_nothing_else_from_being_done() -> None:
     cache = ClusterCache(Settings.load({}).plan_settings())
     cache.services.put({"metadata": metadata("emotion", 1)})
     cache.policies.put({"metadata": metadata("emotion", 1)})
+    cache.pods.put({"metadata": metadata("emotion-1", 1)})
     port: Any = Port()
     reconciler = Reconciler(port, cache, identity="test")
     job = {"apiVersion": JOB.api_version, "kind": JOB.name, "metadata": metadata("emotion", 1)}
-    made = ReconcilePlan(apply=(job,), delete=(Ref("Service", "emotion"), Ref("NetworkPolicy", "emotion")))
+    refs = (Ref("Service", "emotion"), Ref("NetworkPolicy", "emotion"), Ref("Pod", "emotion-1"), Ref("Pod", "gone"))
+    made = ReconcilePlan(apply=(job,), delete=refs)
     problem = asyncio.run(reconciler._act(ObjectKey("a", "emotion"), made, {}, {}))
 
-    assert done == ["delete NetworkPolicy", "apply Job"]
+    assert done == ["delete NetworkPolicy", "delete Pod", "apply Job"]
     assert "an admission policy" in str(problem)
 
 

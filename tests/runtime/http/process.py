@@ -22,7 +22,7 @@ from penstock.tasks import TaskName
 from tests.runtime.http.serving import TIMINGS, Answer
 
 class Slow:
-    async def predict(self, inputs, parameters, *, deadline_seconds=None, caller=0, client="", tenant=""):
+    async def predict(self, inputs, parameters, **options):
         await asyncio.sleep(float(sys.argv[1]))
         return Answer([[1.0]], TIMINGS, 1, 0)
     async def drain(self):
