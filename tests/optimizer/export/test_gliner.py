@@ -121,7 +121,7 @@ def test_long_texts_are_cut_after_a_word_or_refused(tmp_path: Path) -> None:
     assert isinstance(task, HeadInAssemble)
     # The model reads 40 words.
     assert prepared.cut_at == (len("born in london " * 13 + "born"), None)
-    with pytest.raises(InvalidInput, match=r"inputs\[0\] has 90 words, of which 40 fit"):
+    with pytest.raises(InvalidInput, match=r"inputs\[0\] is too long: its first 40 words fit"):
         task.prepare(task.parse([long, "x"], {"candidate_labels": ["person"], "truncate": False}))
     with pytest.raises(InvalidInput, match="the labels leave no room for a text"):
         task.prepare(task.parse("x", {"candidate_labels": ["person"] * 9 + [f"thing {n}" for n in range(60)]}))

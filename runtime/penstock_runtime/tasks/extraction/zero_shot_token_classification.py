@@ -205,8 +205,8 @@ class ZeroShotTokenClassification:
             if len(words) < len(places):
                 if not request.cut:
                     raise InvalidInput(
-                        f"{where} has {self._count(places)} words, of which {len(words)} fit into a row with the "
-                        f"labels ({room} tokens, {self._head.longest} words)",
+                        f"{where} is too long: its first {len(words)} words fit into a row with the labels "
+                        f"({room} tokens, {self._head.longest} words)",
                         field=where,
                         remedy="Send a shorter text or fewer labels, or set parameters.truncate to true",
                     )
@@ -220,10 +220,6 @@ class ZeroShotTokenClassification:
             rows.append(EntitiesRow(row.ids, row.type_ids, text=index, places=kept, words=words, labels=labels))
         size = sum(len(row.words) for row in rows if isinstance(row, EntitiesRow)) * WORD_BYTES
         return Prepared(rows=rows, memo=request, truncated=cut, answer_bytes=size, cut_at=tuple(cut_at))
-
-    def _count(self, places: Sequence[tuple[int, int]]) -> str:
-        longest = self._head.longest
-        return str(len(places)) if len(places) <= longest else f"more than {longest}"
 
     def _prompt(self, labels: Sequence[str]) -> tuple[list[int], list[int]]:
         """The tokens before the text, and for each label the position of the token that represents it."""
