@@ -41,6 +41,9 @@ BULK_LEVEL = 1 << 20
 """Of bulk work: after every priority class."""
 HOLD_SHARE = 0.25
 """A batch holds its cores for at most this share of the shortest objective of other models."""
+PROMISED_SHARE = 0.8
+"""Of an objective: a request is accepted if its computation is predicted to end within it. The rest is for what is not
+predicted: reading, tokenising, writing, and other work on the cores (docs/decisions/shared-cores.md)."""
 LEAST_HOLD_SECONDS = 0.002
 """Shorter batches cost more than they help."""
 MOST_HOLD_SECONDS = 1.0
@@ -367,7 +370,7 @@ class CoreShare:
 
     def claim(self, seconds: float, longest: float, *, arrived: float, deadline: float, is_bulk: bool) -> CoreClaim:
         """The claim of a request for `seconds` of one core, of which its longest row takes `longest`. Overloaded."""
-        due = deadline if is_bulk else min(deadline, arrived + max(self.terms.objective, 2 * seconds))
+        due = deadline if is_bulk else min(deadline, arrived + max(PROMISED_SHARE * self.terms.objective, 2 * seconds))
         claim = CoreClaim(self.name, self.level(is_bulk=is_bulk), due, seconds, longest)
         self.cores.admit(claim)
         return claim
