@@ -150,6 +150,26 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class Names(click.ParamType[tuple[str, ...]]):
+    """Names separated by commas."""
+
+    name = "names"
+
+    def __init__(self, what: str, example: str) -> None:
+        """`what`: the kind of a name, in the singular."""
+        self._what = what
+        self._example = example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """The names as a tuple."""
+        if isinstance(value, tuple):
+            return value
+        names = tuple(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
+        if not names:
+            self.fail(f"{value!r} names no {self._what}: write it like {self._example}", param, ctx)
+        return names
+
+
 class PositiveIntegers(click.ParamType[tuple[int, ...]]):
     """`1,2,4`: whole numbers from 1, separated by commas."""
 

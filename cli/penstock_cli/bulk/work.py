@@ -20,6 +20,7 @@ from penstock_cli.main import INTERRUPTED
 from penstock_cli.terminal import (
     NAME_WIDTH,
     FiniteRange,
+    Names,
     bytes_text,
     console,
     fact,
@@ -36,21 +37,6 @@ if TYPE_CHECKING:
 
 WITH_DEAD_LETTERS = 3
 """Exit status of work that is complete but for dead letters."""
-
-
-class ColumnNames(click.ParamType[tuple[str, ...]]):
-    """`id,title`: names of columns, separated by commas."""
-
-    name = "names"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """The names as a tuple."""
-        if isinstance(value, tuple):
-            return value
-        names = tuple(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
-        if not names:
-            self.fail(f"{value!r} names no column: write it like id,title", param, ctx)
-        return names
 
 
 def text_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -81,7 +67,9 @@ def work_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 required=True,
                 help="Folder of an artefact, ModelEndpoint file, or model: hf://..., file:///..., pkg://..., s3://...",
             ),
-            click.option("--keep", type=ColumnNames(), help="ColumnNames of IN that OUT has as well. Default: all."),
+            click.option(
+                "--keep", type=Names("column", "id,title"), help="Columns of IN that OUT has as well. Default: all."
+            ),
             click.option(
                 "--id-column", default="", help="Column that dead letters state. Default: id, if there is one."
             ),
@@ -202,7 +190,8 @@ class WorkView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if console.is_terminal:  # otherwise it was not started, and stopping it would print an empty line
+        # Otherwise it was not started, and stopping it would print an empty line.
+        if console.is_terminal and not self._quiet:
             self._bar.stop()
 
     def __call__(self, done: Done) -> None:

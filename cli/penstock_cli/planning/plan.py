@@ -24,7 +24,7 @@ from penstock.tasks import TaskName
 from penstock_cli.planning.manifest import chosen_endpoint, write_endpoint
 from penstock_cli.planning.objects import ClusterPlan, load_of_week, of_store, read_cluster
 from penstock_cli.planning.table import print_table
-from penstock_cli.terminal import FiniteRange, PositiveIntegers, paced, refuse_options
+from penstock_cli.terminal import FiniteRange, Names, PositiveIntegers, paced, refuse_options
 from penstock_optimizer.neuron.published import SHAPES, published_rows, shape_of
 from penstock_planner.compare import HardwareComparison, Load, Offer, compare, counted
 from penstock_planner.evidence import Evidence, of_file
@@ -54,21 +54,6 @@ ANY_LOAD = Load(mean=1.0, peak=1.0, p95_milliseconds=1000.0)
 """For a corpus, which has no load."""
 
 
-class Names(click.ParamType[tuple[str, ...]]):
-    """`icelake,inf1`: names separated by commas."""
-
-    name = "names"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """The names as a tuple."""
-        if isinstance(value, tuple):
-            return value
-        names = tuple(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
-        if not names:
-            self.fail(f"{value!r} names no hardware class: write it like icelake,zen4", param, ctx)
-        return names
-
-
 @dataclass(frozen=True)
 class PlannedEndpoint:
     """The endpoint to plan for, and its measurements."""
@@ -95,7 +80,11 @@ class PlannedEndpoint:
     type=click.IntRange(min=1),
     help="Texts of a corpus, instead of a load: compares node-hours and the cost of one run, on demand and spot.",
 )
-@click.option("--classes", type=Names(), help="Hardware classes to compare. Default: all with a price.")
+@click.option(
+    "--classes",
+    type=Names("hardware class", "icelake,zen4"),
+    help="Hardware classes to compare. Default: all with a price.",
+)
 @click.option(
     "--cores",
     type=PositiveIntegers(),
